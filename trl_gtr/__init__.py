@@ -1,0 +1,43 @@
+"""Guided Thought Reinforcement for vision-language agents, on Hugging Face TRL.
+
+Names are imported on first use, so that `import trl_gtr` and `trl_gtr.environments` load neither torch nor
+transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# public name → module that defines it
+_EXPORTS = {
+    "Response": "types",
+    "CorrectionRequest": "types",
+    "Correction": "types",
+    "Transition": "types",
+    "Rollout": "types",
+    "ThoughtFormat": "thought_format",
+    "Task": "tasks",
+    "make_task": "tasks",
+}
+
+__all__ = [*sorted(_EXPORTS), "__version__"]
+
+if TYPE_CHECKING:
+    from .tasks import Task, make_task
+    from .thought_format import ThoughtFormat
+    from .types import Correction, CorrectionRequest, Response, Rollout, Transition
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_EXPORTS[name]}", __name__), name)
+    globals()[name] = value  # next time without this detour
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,69 @@
+"""The `Task` seam: the words around an environment.
+
+A task turns an observation into a prompt, the agent's text into an environment action, and knows what is true. Nothing
+needs to be subclassed: any object with these members is a task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import gymnasium as gym
+
+from ..thought_format import ThoughtFormat
+from ..types import Response, Transition
+
+
+@dataclass(frozen=True)
+class Rubric:
+    """What a corrector is asked about one step of a task, in our own words."""
+
+    role: str
+    """Who the corrector is and what it is shown."""
+    questions: Mapping[str, str]
+    """Answer key → the question it answers, in order."""
+    target_key: str | None = None
+    """The answer key that holds what the right thought aims at (Points24: `target_formula`)."""
+    advice: str = ""
+    """Facts of the game that a judge must know."""
+
+
+@runtime_checkable
+class Task(Protocol):
+    """What the collector, the correctors and the evaluation need to know of a game."""
+
+    name: str
+    format: ThoughtFormat
+    rubric: Rubric
+
+    def make_env(self, *, evaluation: bool = False) -> gym.Env:
+        """One fresh environment. Training environments are cut where nothing can be won any more; evaluation's never."""
+
+    def prompt(self, observation: Any, info: Mapping[str, Any]) -> str:
+        """The user's words for this state, from public knowledge only. The image goes beside it."""
+
+    def public_state(self, info: Mapping[str, Any]) -> dict[str, Any]:
+        """The part of `info` that a player may know (Blackjack: without the hole card)."""
+
+    def legal_actions(self, info: Mapping[str, Any]) -> Sequence[str]:
+        """The texts that name an action in this state."""
+
+    def to_env_action(self, response: Response, info: Mapping[str, Any]) -> Any | None:
+        """The environment's action that the response names exactly, or `None`."""
+
+    def judge(self, response: Response, info: Mapping[str, Any]) -> dict[str, bool]:
+        """Is each part of the thought true? The same keys always; a *true thought* is one where all are."""
+
+    def success(self, transitions: Sequence[Transition]) -> bool:
+        """Did this whole episode reach the goal?"""
+
+    def solvable(self, info: Mapping[str, Any]) -> bool:
+        """Can a success still be reached from this state?"""
+
+    def expert(self, info: Mapping[str, Any], hint: Response | None = None) -> Response | None:
+        """The right response in this state, or `None` if there is none.
+
+        With `hint`, the agent's own response, what is true in it stays and only what is wrong is replaced.
+        """

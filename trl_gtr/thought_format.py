@@ -1,0 +1,1 @@
+"""The JSON response format: instructions, parse, render."""

@@ -1,0 +1,150 @@
+"""What flows between the rooms of the house: small frozen records, no behaviour, no torch.
+
+Observation → prompt → [`Response`] → environment step → [`Transition`]; beside it
+[`CorrectionRequest`] → corrector → [`Correction`]; all of one update together are a [`Rollout`].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+Verdict = Literal["right", "corrected", "unsolvable", "failed"]
+
+
+@dataclass(frozen=True)
+class Response:
+    """What `ThoughtFormat.parse` found in the agent's text.
+
+    Spans are half-open character ranges of `text`. The thought segment is everything before the `"action"` key; the
+    action runs from that key to the end of the text.
+    """
+
+    text: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """The thought's parts by key, in the order of the schema, without the action."""
+    action: str | None = None
+    """The action's text as the agent wrote it, stripped; `None` if there is none."""
+    thought_span: tuple[int, int] = (0, 0)
+    action_span: tuple[int, int] | None = None
+    """`None` when the text has no action key: then every token counts as thought."""
+    error: str | None = None
+    """Why the text is no valid response; `None` if it is one. Legality of the action is the task's to decide."""
+
+    @property
+    def valid(self) -> bool:
+        return self.error is None
+
+    @property
+    def thought(self) -> str:
+        """The thought segment as text."""
+        start, end = self.thought_span
+        return self.text[start:end]
+
+
+@dataclass(frozen=True)
+class CorrectionRequest:
+    """One step that a corrector judges: what the agent saw and what it wrote."""
+
+    image: np.ndarray
+    """uint8, (height, width, 3): the observation."""
+    prompt: str
+    response: Response
+    public_state: Mapping[str, Any]
+    """What a player of the game may know in words; safe to send anywhere."""
+    info: Mapping[str, Any]
+    """The environment's full info, hidden truth included. For the exact expert and for audits; it never leaves the
+    process."""
+    task: Any
+    """The `trl_gtr.tasks.Task` that the step belongs to."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one correction has cost."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    usd: float = 0.0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.calls + other.calls,
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.usd + other.usd,
+        )
+
+
+@dataclass(frozen=True)
+class Correction:
+    """A corrector's answer to one request. Only `verdict == "corrected"` carries a new thought."""
+
+    verdict: Verdict
+    thought: Mapping[str, Any] | None = None
+    """The right thought's parts by key (`ThoughtFormat.render_thought` turns them into text)."""
+    action: str | None = None
+    """The action that the right thought calls for, where the corrector knows it."""
+    target: str | None = None
+    """What the right thought aims at (Points24: the whole formula)."""
+    reason: str | None = None
+    """Why a correction failed, or the corrector's remark."""
+    usage: Usage = Usage()
+    latency: float = 0.0
+    """Seconds from request to answer."""
+    source: str = ""
+    """Which corrector answered."""
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One environment step of one environment."""
+
+    env_index: int
+    step: int
+    """Position inside the rollout."""
+    image: np.ndarray
+    prompt: str
+    response: Response
+    response_ids: np.ndarray
+    """int64, (tokens,): the ids as sampled, EOS included, padding excluded."""
+    action_start: int
+    """First token of the action; `len(response_ids)` if the text has no action key."""
+    reward: float
+    terminated: bool
+    truncated: bool
+    bootstrap: bool
+    """Whether the value of the final observation belongs into this step's target (see `ppo.gae`)."""
+    legal: bool
+    """A valid response that names a legal action; otherwise `invalid_action` decided what happened."""
+    info: Mapping[str, Any]
+    """The environment's info that belongs to `image`, i.e. from before the step."""
+    final_info: Mapping[str, Any] | None = None
+    """The info after the step that ended the episode; `None` while it goes on."""
+    final_image: np.ndarray | None = None
+    """The true last observation where `bootstrap` asks for its value."""
+    final_prompt: str | None = None
+    hit_length_limit: bool = False
+
+
+@dataclass
+class Rollout:
+    """`num_envs × rollout_steps` transitions, in the order step by step, environment by environment."""
+
+    transitions: list[Transition]
+    corrections: list[Correction | None]
+    """One per transition; `None` where nothing was asked (unparsable text, or no corrector)."""
+    last_images: list[np.ndarray]
+    """The observations after the last step, one per environment, whose values close the advantages."""
+    last_prompts: list[str]
+    episodes: list[Sequence[Transition]] = field(default_factory=list)
+    """Episodes that ended in this rollout, whole: earlier rollouts' steps included (without their images)."""
+    times: dict[str, float] = field(default_factory=dict)
+    """Seconds by phase."""
+
+    def __len__(self) -> int:
+        return len(self.transitions)
