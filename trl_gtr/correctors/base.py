@@ -1,0 +1,102 @@
+"""The `Corrector` seam: who judges the agent's thoughts and writes better ones.
+
+Any object with a `correct` method is a corrector. These further members are used where they exist:
+
+| member | what for |
+|---|---|
+| `identity: str` | names model and settings, never a key; cached answers belong to it |
+| `check(task)` | raises a `ValueError` that says what is wrong, before training starts and anything is spent |
+| `metrics() -> dict[str, float]` | logged every update |
+| `state_dict()`, `load_state_dict(state)` | plain JSON values that a resumed run continues from |
+| `close()` | pending corrections come back as failed at once; nothing is asked any more |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
+
+import numpy as np
+
+from ..types import Correction, CorrectionRequest, Usage
+
+FailureKind = Literal["timeout", "connection", "server", "rejected", "refused", "unusable", "budget", "cancelled"]
+"""Why there is no label: no answer in time, no connection, an error of the server (429, 5xx), a request that the
+server rejects (other 4xx), a model that refuses, an answer that fails the checks, nothing left to spend, or the run's
+end."""
+FAILURE_KINDS: tuple[str, ...] = get_args(FailureKind)
+
+
+class BudgetExhausted(RuntimeError):
+    """The corrector's budget is spent and its owner wants the run to stop; the trainer saves and ends cleanly."""
+
+
+@runtime_checkable
+class Corrector(Protocol):
+    """Judges a batch of steps, one answer per request, in order.
+
+    Called off the main thread and from several threads at once, one call per vector step; the limit on requests in
+    flight lives in here. What goes wrong with one request is that request's `failed` correction, never an exception:
+    only `BudgetExhausted` may be raised.
+    """
+
+    def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]: ...
+
+
+def failed(
+    kind: FailureKind, detail: str = "", *, usage: Usage | None = None, latency: float = 0.0, source: str = ""
+) -> Correction:
+    """A correction that failed; its reason starts with `kind`, so that failures can be counted by cause."""
+    reason = f"{kind}: {detail}" if detail else kind
+    return Correction("failed", reason=reason, usage=usage or Usage(), latency=latency, source=source)
+
+
+def failure_kind(correction: Correction) -> str | None:
+    """The kind of a failed correction (`"other"` for a foreign corrector's own reasons); `None` if it didn't fail."""
+    if correction.verdict != "failed":
+        return None
+    kind = (correction.reason or "").partition(":")[0]
+    return kind if kind in FAILURE_KINDS else "other"
+
+
+def request_digest(request: CorrectionRequest) -> str:
+    """Content address of what a corrector may see: picture, words, thought, action, public state and rubric.
+
+    Hidden truth (`request.info`) is not part of it.
+    """
+    image = np.ascontiguousarray(request.image)
+    response = request.response
+    words = [
+        request.task.name,
+        _plain(getattr(request.task, "rubric", None)),
+        request.prompt,
+        response.thought,
+        response.action,
+        _plain(request.public_state),
+        [str(image.dtype), list(image.shape)],
+    ]
+    digest = hashlib.sha256(json.dumps(words, sort_keys=True, ensure_ascii=True).encode())
+    digest.update(image.tobytes())
+    return digest.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """JSON values with the same meaning: tuples, arrays and numpy numbers count as the lists and numbers they hold."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain({entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)})
+    if isinstance(value, Mapping):
+        # Pairs, not an object: the order of a rubric's questions is part of what the corrector reads.
+        return [[str(key), _plain(entry)] for key, entry in value.items()]
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError(
+        f"the public state and rubric of a task hold plain values only (numbers, texts, lists, mappings), "
+        f"not {type(value).__name__}"
+    )

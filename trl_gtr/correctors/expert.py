@@ -1,0 +1,106 @@
+"""The task's own exact expert as a corrector: offline, free, deterministic."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..types import Correction, CorrectionRequest
+from .base import Corrector, failed, request_digest
+
+
+class ExpertCorrector:
+    """Asks `task.judge` whether the thought is true and `task.expert` for a better one.
+
+    The agent's response goes to the expert as a hint: what is true in it stays, only what is wrong is replaced.
+    """
+
+    identity = "expert"
+
+    def check(self, task: Any) -> None:
+        if not callable(getattr(task, "expert", None)):
+            raise ValueError(
+                f"task {getattr(task, 'name', task)!r} has no expert(info, hint); "
+                "give it one, or choose another corrector, e.g. corrector=OpenAICorrector(...)"
+            )
+
+    def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
+        return [self._correct(request) for request in requests]
+
+    def _correct(self, request: CorrectionRequest) -> Correction:
+        started = time.perf_counter()
+        correction = self._judge(request)
+        return replace(correction, source=self.identity, latency=time.perf_counter() - started)
+
+    def _judge(self, request: CorrectionRequest) -> Correction:
+        task, response = request.task, request.response
+        target_of = getattr(task, "target", None)
+        if response.valid and all(task.judge(response, request.info).values()):
+            target = target_of(response, request.info) if target_of else None
+            return Correction("right", action=response.action, target=target)
+        expert = task.expert(request.info, hint=response)
+        if expert is None:
+            return Correction("unsolvable", reason="nothing can be won from this state")
+        target = target_of(expert, request.info) if target_of else None
+        return Correction("corrected", thought=dict(expert.fields), action=expert.action, target=target)
+
+
+class UnreliableCorrector:
+    """Spoils another corrector's answers on purpose, to study what a bad one does and to test audits.
+
+    A share `silent` of the requests fails; of the others a share `wrong` gets the opposite verdict: a right thought is
+    "corrected" to a spoilt copy of itself, a wrong one is called right.
+    Which requests are hit depends on their content and `seed` alone, never on order or threads.
+    """
+
+    def __init__(self, corrector: Corrector, wrong: float = 0.0, silent: float = 0.0, seed: int = 0):
+        for name, share in (("wrong", wrong), ("silent", silent)):
+            if not 0 <= share <= 1:
+                raise ValueError(f"{name} is a share between 0 and 1, not {share}")
+        self.corrector, self.wrong, self.silent, self.seed = corrector, wrong, silent, seed
+        inner = getattr(corrector, "identity", type(corrector).__name__)
+        self.identity = f"unreliable(wrong={wrong}, silent={silent}, seed={seed}, {inner})"
+
+    def check(self, task: Any) -> None:
+        check = getattr(self.corrector, "check", None)
+        if check is not None:
+            check(task)
+
+    def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
+        answers = self.corrector.correct(requests)
+        return [self._spoil(*pair) for pair in zip(requests, answers, strict=True)]
+
+    def _spoil(self, request: CorrectionRequest, answer: Correction) -> Correction:
+        digest = request_digest(request)
+        if answer.verdict == "failed":
+            return answer
+        if self._draw(digest, "silent") < self.silent:
+            return failed("unusable", "silent on purpose", usage=answer.usage, source=self.identity)
+        if self._draw(digest, "wrong") < self.wrong:
+            return replace(self._opposite(request, answer), source=self.identity)
+        return answer
+
+    def _opposite(self, request: CorrectionRequest, answer: Correction) -> Correction:
+        if answer.verdict != "right":
+            return Correction("right", action=request.response.action, usage=answer.usage, latency=answer.latency)
+        fields = {key: _spoilt(value) for key, value in request.response.fields.items()}
+        return Correction("corrected", thought=fields, usage=answer.usage, latency=answer.latency)
+
+    def _draw(self, digest: str, purpose: str) -> float:
+        """Uniform in [0, 1), the same for the same content."""
+        number = hashlib.sha256(f"{self.seed}/{purpose}/{digest}".encode()).digest()[:8]
+        return int.from_bytes(number, "big") / 2**64
+
+
+def _spoilt(value: Any) -> Any:
+    """Something of the same type that is certainly not true of the state."""
+    if isinstance(value, list):
+        return value[1:]
+    if isinstance(value, str):
+        return value[: len(value) // 2] + " 0"
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value + 1
+    return value
