@@ -46,6 +46,23 @@ class Response:
 
 
 @dataclass(frozen=True)
+class Generation:
+    """One sampled answer, as ids and as text."""
+
+    ids: np.ndarray
+    """int64, (tokens,): the ids as sampled, EOS included, padding excluded."""
+    text: str
+    """What the ids spell; special tokens spell nothing."""
+    char_ends: np.ndarray
+    """int64, (tokens,): the number of characters of `text` that are complete after each token."""
+    hit_length_limit: bool = False
+
+    def first_token(self, char: int) -> int:
+        """The token that holds character `char`: the one that straddles a boundary belongs to what comes after it."""
+        return int(np.searchsorted(self.char_ends, char, side="right"))
+
+
+@dataclass(frozen=True)
 class CorrectionRequest:
     """One step that a corrector judges: what the agent saw and what it wrote."""
 

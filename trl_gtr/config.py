@@ -1,0 +1,226 @@
+"""Every hyper-parameter of GTR, documented once. `docs/configuration` is generated from these help texts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from .trl_bridge import PPOConfig
+
+# PPOConfig fields that the environment loop has no use for, and what to set instead. Setting one of them raises.
+REFUSED_FIELDS = {
+    "response_length": "max_completion_length",
+    "total_episodes": "total_env_steps",
+    "num_mini_batches": "per_device_train_batch_size × gradient_accumulation_steps (the mini-batch)",
+    "local_rollout_forward_batch_size": "num_envs (one batched generate serves all environments)",
+    "num_sample_generations": "log_completions",
+    "missing_eos_penalty": "format_reward (a truncated response is no valid object)",
+    "whiten_rewards": "nothing: advantages are normalised instead",
+    "reward_model_path": "task: the environment gives the reward",
+    "sft_model_path": "the trainer's `model`",
+    "stop_token": "nothing: the tokenizer's EOS ends a response",
+    "stop_token_id": "nothing: the tokenizer's EOS ends a response",
+    "dataset_num_proc": "nothing: there is no dataset",
+    "num_train_epochs": "total_env_steps",
+    "max_steps": "total_env_steps",
+    "ref_adapter_name": "kl_coef: the reference is the starting policy",
+    "world_size": "nothing: the launcher decides",
+    "num_total_batches": "total_env_steps",
+    "micro_batch_size": "per_device_train_batch_size",
+    "local_batch_size": "per_device_train_batch_size",
+    "batch_size": "per_device_train_batch_size",
+    "local_mini_batch_size": "per_device_train_batch_size",
+    "mini_batch_size": "per_device_train_batch_size",
+}
+
+
+def _field(default: Any, help: str) -> Any:
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata={"help": help})
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class GTRConfig(PPOConfig):
+    """Configuration of [`GTRTrainer`].
+
+    One update collects `num_envs × rollout_steps` environment steps; its mini-batches are
+    `per_device_train_batch_size × gradient_accumulation_steps × processes` of them. `global_step` counts updates, and
+    so do `logging_steps`, `save_steps` and `eval_steps`. "Paper" is Guided Thought Reinforcement (arXiv 2503.08525).
+    """
+
+    # --- defaults that differ from PPOConfig's -----------------------------------------------------------------
+    learning_rate: float = _field(1e-5, "Learning rate of the policy. Paper: 1e-5, falling to 1e-9 by a cosine.")
+    adam_epsilon: float = _field(1e-7, "Epsilon of AdamW. Paper: 1e-7.")
+    max_grad_norm: float = _field(0.5, "Gradients of a mini-batch are clipped to this norm; 0 turns clipping off.")
+    gamma: float = _field(0.9, "Discount per environment step. Paper: 0.9.")
+    lam: float = _field(0.95, "λ of GAE, over environment steps. Paper: 0.95.")
+    cliprange: float = _field(0.1, "Clip range of the probability ratio. Paper: 0.1.")
+    vf_coef: float = _field(0.5, "Weight of the value loss. Paper: 0.5.")
+    cliprange_value: float | None = _field(None, "Clip range of the value; None (default) leaves it unclipped.")
+    kl_coef: float = _field(0.0, "Weight of a k3 KL penalty to the starting policy; 0 (paper) holds no reference.")
+    kl_estimator: Literal["k1", "k3"] = _field("k3", "Estimator of that KL; only k3 has a usable gradient.")
+    temperature: float = _field(0.2, "Sampling temperature, in rollouts and in their log-probs. Paper: 0.2.")
+    logging_steps: float = _field(1, "Log every this many updates.")
+    bf16: bool | None = _field(
+        None, "bfloat16 autocast. None: on where the accelerator supports it, off on CPU. Sums stay in float32."
+    )
+
+    # --- sizes ------------------------------------------------------------------------------------------------
+    total_env_steps: int = _field(15_000, "Environment steps of the whole run, all processes together. Paper: 15000.")
+    num_envs: int = _field(16, "Environments stepped side by side, all processes together.")
+    rollout_steps: int = _field(64, "Steps of each environment in one update. Paper: 1024 steps an update on cards.")
+    max_completion_length: int = _field(256, "Most new tokens of a response. Paper: 256.")
+
+    # --- the response -----------------------------------------------------------------------------------------
+    repetition_penalty: float = _field(
+        1.0, "As in `generate`; applied to the log-probs too, so that what is scored is what was sampled. Paper: 1.2."
+    )
+    thought_prob_coef: float = _field(
+        0.5, "λ: weight of the thought tokens' log-prob beside the action's. Paper: 0.5 on cards, 0.2 on ALFWorld."
+    )
+    invalid_action: Literal["random", "penalty"] = _field(
+        "random",
+        "What a response without a legal action does: 'random' executes a random legal one, 'penalty' skips the "
+        "environment's step and pays -1.",
+    )
+    format_reward: float = _field(
+        5.0, "Bonus of a valid response, in units of reward, added to its own step's advantage after GAE. Paper: 5."
+    )
+    reward_scale: float | None = _field(
+        None, "Rewards and the format reward are multiplied by this. None: the task's own `reward_scale`, else 1."
+    )
+
+    # --- PPO --------------------------------------------------------------------------------------------------
+    ppo_coef: float = _field(1.0, "Weight of the policy loss; 0 drops it (cloning only).")
+    dual_clip: float | None = _field(
+        3.0, "Bounds the loss of negative advantages at this multiple of |A|; None: plain PPO."
+    )
+    target_kl: float | None = _field(
+        None, "PPO epochs of an update end once a mini-batch's approximate KL, over all processes, exceeds this."
+    )
+    min_advantage_std: float = _field(
+        0.1, "Advantages are divided by max(their spread, this), so that noise isn't blown up when all goes well."
+    )
+    value_head_sizes: list[int] = _field([1024, 512], "Hidden layers of the value head. Paper: 1024 512.")
+    value_learning_rate: float | None = _field(3e-4, "Learning rate of the value head; None: `learning_rate`.")
+    value_gradient_to_trunk: bool = _field(
+        False, "Let the value loss train the model too, as in the paper. It can wreck a small model's policy."
+    )
+    value_warmup_updates: int = _field(0, "First updates in which PPO trains the value head only.")
+
+    # --- thought cloning --------------------------------------------------------------------------------------
+    thought_cloning_coef: float = _field(1.0, "Weight of the thought-cloning loss; 0 drops it (PPO only).")
+    cloning_weight: Literal["share", "constant"] = _field(
+        "share", "'share' (paper): the weight is multiplied by the share of steps that were corrected in this update."
+    )
+    update_schedule: Literal["joint", "separate"] = _field(
+        "joint", "'joint' (paper): one summed loss per micro-batch. 'separate': cloning is a phase of its own after PPO."
+    )
+    cloning_steps: int = _field(16, "Mini-batches of the separate cloning phase.")
+    cloning_learning_rate: float | None = _field(
+        None, "Learning rate in the separate cloning phase, on the run's schedule; None: `learning_rate`."
+    )
+    correction_buffer_size: int = _field(100_000, "Corrections kept across updates (DAgger); then a uniform reservoir.")
+    clone_right_actions: bool = _field(
+        False, "Label the action too where the agent's own is what the right thought calls for. Paper: off."
+    )
+    clone_right_thoughts: bool = _field(False, "Keep thoughts that are right already in the buffer too. Paper: off.")
+    clone_full_response: bool = _field(
+        False, "Ablation: clone the corrector's action with its thought. The paper found it worse."
+    )
+
+    # --- what is shown ----------------------------------------------------------------------------------------
+    log_completions: bool = _field(False, "Print a table of sampled steps at every log.")
+    num_completions_to_print: int = _field(4, "Rows of that table.")
+    eval_episodes: int = _field(64, "Episodes of `evaluate()`.")
+    eval_greedy: bool = _field(True, "Evaluate without sampling.")
+
+    def __post_init__(self) -> None:
+        self._refuse_inherited_fields()
+        if self.bf16 is None:
+            self.bf16 = not self.fp16 and not self.use_cpu and _accelerator_has_bf16()
+        super().__post_init__()
+        self._check_values()
+
+    @property
+    def num_updates(self) -> int:
+        """How many updates the run has: `total_env_steps` rounded up to whole rollouts."""
+        return math.ceil(self.total_env_steps / (self.num_envs * self.rollout_steps))
+
+    @classmethod
+    def rl4vlm(cls, **overrides: Any) -> GTRConfig:
+        """RL4VLM (arXiv 2405.10292): PPO with no corrector and no format reward. Pair it with a task made with
+        `cut=False`."""
+        return cls(**{"thought_cloning_coef": 0.0, "format_reward": 0.0, **overrides})
+
+    def _refuse_inherited_fields(self) -> None:
+        defaults = {f.name: f.default for f in fields(self)}
+        for name, instead in REFUSED_FIELDS.items():
+            if name in defaults and getattr(self, name) != defaults[name]:
+                raise ValueError(f"GTRConfig does not use `{name}`. Set {instead} instead, and leave `{name}` out.")
+
+    def _check_values(self) -> None:
+        for name in ("total_env_steps", "num_envs", "rollout_steps", "max_completion_length", "num_ppo_epochs"):
+            _require(getattr(self, name) >= 1, f"`{name}` must be at least 1, got {getattr(self, name)}.")
+        for name in ("correction_buffer_size", "cloning_steps", "eval_episodes"):
+            _require(getattr(self, name) >= 1, f"`{name}` must be at least 1, got {getattr(self, name)}.")
+        for name in ("ppo_coef", "vf_coef", "thought_cloning_coef", "thought_prob_coef", "kl_coef", "format_reward"):
+            _require(getattr(self, name) >= 0, f"`{name}` must not be negative, got {getattr(self, name)}.")
+        for name in ("gamma", "lam"):
+            _require(0 <= getattr(self, name) <= 1, f"`{name}` must lie in [0, 1], got {getattr(self, name)}.")
+        _require(self.temperature > 0, "`temperature` must be positive: PPO needs a sampled action. (Use a small one.)")
+        _require(self.repetition_penalty > 0, "`repetition_penalty` must be positive; 1.0 turns it off.")
+        _require(0 < self.cliprange < 1, f"`cliprange` must lie in (0, 1), got {self.cliprange}.")
+        _require(self.dual_clip is None or self.dual_clip > 1, "`dual_clip` must be greater than 1, or None.")
+        _require(self.target_kl is None or self.target_kl > 0, "`target_kl` must be positive, or None.")
+        _require(self.min_advantage_std > 0, "`min_advantage_std` must be positive.")
+        _require(self.reward_scale is None or self.reward_scale > 0, "`reward_scale` must be positive, or None.")
+        for name, allowed in {
+            "invalid_action": ("random", "penalty"),
+            "cloning_weight": ("share", "constant"),
+            "update_schedule": ("joint", "separate"),
+        }.items():
+            _require(getattr(self, name) in allowed, f"`{name}` must be one of {allowed}, got {getattr(self, name)!r}.")
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        _require(
+            self.ppo_coef > 0 or self.thought_cloning_coef > 0,
+            "`ppo_coef` and `thought_cloning_coef` are both 0: nothing would be learned. Raise one of them.",
+        )
+        steps, mini_batch = self.num_envs * self.rollout_steps, self.train_batch_size * self.gradient_accumulation_steps
+        _require(
+            steps % mini_batch == 0,
+            f"An update has num_envs × rollout_steps = {steps} steps, which is no multiple of the mini-batch "
+            f"per_device_train_batch_size × gradient_accumulation_steps = {mini_batch}. Change one of them.",
+        )
+        _require(
+            not (self.clone_full_response and self.clone_right_actions),
+            "`clone_full_response` labels every action already; turn `clone_right_actions` off.",
+        )
+        _require(
+            self.cloning_learning_rate is None or self.update_schedule == "separate",
+            "`cloning_learning_rate` needs `update_schedule='separate'`: a joint step has one learning rate.",
+        )
+        _require(self.kl_coef == 0 or self.kl_estimator == "k3", "`kl_coef` > 0 needs `kl_estimator='k3'`.")
+        _require(
+            not self.load_best_model_at_end,
+            "`load_best_model_at_end` is not supported: load the checkpoint that you want with `from_pretrained`.",
+        )
+        _require(
+            not (self.clone_right_thoughts or self.clone_right_actions) or self.thought_cloning_coef > 0,
+            "`clone_right_thoughts` and `clone_right_actions` need `thought_cloning_coef` > 0.",
+        )
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+def _accelerator_has_bf16() -> bool:
+    from transformers.utils import is_torch_bf16_gpu_available
+
+    return is_torch_bf16_gpu_available()

@@ -1,0 +1,287 @@
+"""RolloutCollector: N environments ‖ policy ‖ corrector → Rollout.
+
+Every vector step makes one batched `generate` for all environments. Corrections are asked for before the environments
+step and joined when the rollout ends, so that a slow corrector hides behind the generation of the steps that follow.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Protocol
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from .correctors.base import Corrector
+from .tasks.base import Task
+from .types import Correction, CorrectionRequest, Generation, Response, Rollout, Transition
+
+INVALID_ACTION_PENALTY = -1.0
+_NO_IMAGE = np.zeros((0, 0, 3), np.uint8)
+
+
+class Generate(Protocol):
+    """A policy as the collector sees it: one answer per prompt and image."""
+
+    def __call__(self, prompts: list[str], images: list[np.ndarray]) -> list[Generation]: ...
+
+
+class RolloutCollector:
+    """Steps `num_envs` environments of a task and remembers where each of them is between rollouts.
+
+    Args:
+        task: Makes the environments, their prompts and actions.
+        generate: The policy.
+        corrector: Judges every parsable thought; `None` asks nobody.
+        num_envs: Environments of this process.
+        first_index: Global index of the first of them. Seeds follow the global index, so that a run split over
+            processes plays the same deals.
+        invalid_action: `"random"` or `"penalty"`, see `GTRConfig.invalid_action`.
+        correction_workers: Vector steps whose corrections may be under way at once.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        generate: Generate,
+        corrector: Corrector | None = None,
+        *,
+        num_envs: int,
+        first_index: int = 0,
+        seed: int = 0,
+        invalid_action: str = "random",
+        correction_workers: int = 32,
+    ) -> None:
+        self.task, self.generate, self.corrector = task, generate, corrector
+        self.first_index, self.penalize = first_index, invalid_action == "penalty"
+        self.envs = SyncVectorEnv([self._make_env] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+        self.pool = ThreadPoolExecutor(correction_workers, thread_name_prefix="corrector") if corrector else None
+        indices = range(first_index, first_index + num_envs)
+        self.rngs = [np.random.default_rng([seed, index, 1]) for index in indices]
+        env_seeds = [int(np.random.SeedSequence([seed, index]).generate_state(1)[0]) for index in indices]
+        observations, infos = self.envs.reset(seed=env_seeds)
+        self.images = [np.array(image) for image in observations]
+        self.infos = unpack_infos(infos, num_envs)
+        self.episodes: list[list[Transition]] = [[] for _ in range(num_envs)]
+
+    def _make_env(self) -> gym.Env:
+        env = self.task.make_env()
+        return SkippableStep(env) if self.penalize else env
+
+    def collect(self, steps: int) -> Rollout:
+        """Play `steps` steps in every environment."""
+        clock = Clock()
+        transitions: list[Transition] = []
+        pending: list[Future[list[Correction]] | None] = []
+        asked: list[list[int]] = []
+        finished: list[Sequence[Transition]] = []
+        for step in range(steps):
+            with clock("generate"):
+                prompts = self._prompts()
+                generations = self.generate(prompts, self.images)
+                responses = [self.task.format.parse(generation.text) for generation in generations]
+            with clock("environment"):
+                future, indices = self._ask_corrector(prompts, responses)
+                pending.append(future)
+                asked.append(indices)
+                played = self._play(step, prompts, generations, responses)
+                transitions += played
+                finished += self._close_episodes(played)
+        with clock("wait_for_corrections"):
+            corrections = _join(pending, asked, len(self.images))
+        return Rollout(transitions, corrections, list(self.images), self._prompts(), finished, clock.seconds)
+
+    def _prompts(self) -> list[str]:
+        return [self.task.prompt(image, info) for image, info in zip(self.images, self.infos, strict=True)]
+
+    def _ask_corrector(
+        self, prompts: list[str], responses: list[Response]
+    ) -> tuple[Future[list[Correction]] | None, list[int]]:
+        """Send every parsable thought of this vector step off; say which environments they belong to."""
+        indices = [i for i, response in enumerate(responses) if response.valid]
+        if self.pool is None or self.corrector is None or not indices:
+            return None, []
+        requests = [
+            CorrectionRequest(
+                image=self.images[i],
+                prompt=prompts[i],
+                response=responses[i],
+                public_state=self.task.public_state(self.infos[i]),
+                info=self.infos[i],
+                task=self.task,
+            )
+            for i in indices
+        ]
+        return self.pool.submit(self.corrector.correct, requests), indices
+
+    def _play(
+        self, step: int, prompts: list[str], generations: list[Generation], responses: list[Response]
+    ) -> list[Transition]:
+        """Step every environment with what its response says."""
+        chosen = [self._choose(i, response) for i, response in enumerate(responses)]
+        actions: Any = [action for action, _ in chosen]
+        if isinstance(self.envs.single_action_space, gym.spaces.Discrete):
+            actions = np.array(actions)
+        images, infos = self.images, self.infos
+        observations, rewards, terminated, truncated, vector_infos = self.envs.step(actions)
+        self.images = [np.array(observation) for observation in observations]
+        self.infos = unpack_infos(vector_infos, len(images))
+        played = []
+        for i, (generation, response, (_, legal)) in enumerate(zip(generations, responses, chosen, strict=True)):
+            final_info = self.infos[i].pop("final_info", None)
+            final_image = self.infos[i].pop("final_obs", None)
+            ended = bool(terminated[i] or truncated[i])
+            bootstrap = bool(truncated[i]) and not terminated[i] and (final_info or {}).get("bootstrap", True)
+            start = response.action_span[0] if response.action_span else None
+            played.append(
+                Transition(
+                    env_index=self.first_index + i,
+                    step=step,
+                    image=images[i],
+                    prompt=prompts[i],
+                    response=response,
+                    response_ids=generation.ids,
+                    action_start=len(generation.ids) if start is None else generation.first_token(start),
+                    reward=float(rewards[i]),
+                    terminated=bool(terminated[i]),
+                    truncated=bool(truncated[i]),
+                    bootstrap=bootstrap,
+                    legal=legal,
+                    info=infos[i],
+                    final_info=final_info if ended else None,
+                    final_image=np.array(final_image) if bootstrap else None,
+                    final_prompt=self.task.prompt(final_image, final_info) if bootstrap else None,
+                    hit_length_limit=generation.hit_length_limit,
+                )
+            )
+        return played
+
+    def _choose(self, i: int, response: Response) -> tuple[Any, bool]:
+        """The environment's action, and whether it is the one that the response names."""
+        info = self.infos[i]
+        if response.valid:
+            action = self.task.to_env_action(response, info)
+            if action is not None:
+                return action, True
+        if self.penalize:
+            return SkippableStep.skip(self.envs.single_action_space), False
+        text = str(self.rngs[i].choice(np.array(self.task.legal_actions(info), dtype=object)))
+        return self.task.to_env_action(replace(response, action=text, error=None), info), False
+
+    def _close_episodes(self, played: list[Transition]) -> list[Sequence[Transition]]:
+        finished: list[Sequence[Transition]] = []
+        for i, transition in enumerate(played):
+            # An episode is kept over rollouts, its pictures are not.
+            self.episodes[i].append(replace(transition, image=_NO_IMAGE, final_image=None))
+            if transition.terminated or transition.truncated:
+                finished.append(self.episodes[i])
+                self.episodes[i] = []
+        return finished
+
+    def state_dict(self) -> bytes:
+        """Everything that the next rollout depends on, the environments in mid-episode included."""
+        state = (self.envs.envs, self.rngs, self.images, self.infos, self.episodes)
+        try:
+            return cloudpickle.dumps(state)
+        except Exception as error:
+            raise ValueError(
+                f"The environments of task {self.task.name!r} can't be pickled, so a checkpoint can't hold them: "
+                f"{error}. Make them picklable, or train with `save_strategy='no'`."
+            ) from error
+
+    def load_state_dict(self, state: bytes) -> None:
+        envs, self.rngs, self.images, self.infos, self.episodes = cloudpickle.loads(state)
+        if len(envs) != self.envs.num_envs:
+            raise ValueError(f"The checkpoint holds {len(envs)} environments for this process, not {self.envs.num_envs}.")
+        self.envs.envs = envs
+
+    def close(self) -> None:
+        if self.pool is not None:
+            self.pool.shutdown(wait=False, cancel_futures=True)
+        self.envs.close()
+
+
+class SkippableStep(gym.Wrapper):
+    """Adds an action that steps nothing and pays −1: what an unreadable response costs under `"penalty"`.
+
+    A skip counts as a step, so that an agent that never answers still comes to the end of its episode.
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        if isinstance(env.action_space, gym.spaces.Discrete):
+            self.action_space = gym.spaces.Discrete(int(env.action_space.n) + 1)
+        self.limit = env.spec.max_episode_steps if env.spec and env.spec.max_episode_steps else 300
+
+    @staticmethod
+    def skip(action_space: gym.Space) -> Any:
+        """The action that skips: one past the last of a discrete space, the empty text elsewhere."""
+        return int(action_space.n) - 1 if isinstance(action_space, gym.spaces.Discrete) else ""
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        self.last = self.env.reset(**kwargs)
+        self.steps = 0
+        return self.last
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        if action == self.skip(self.action_space):
+            observation, info = self.last
+            return observation, INVALID_ACTION_PENALTY, False, self.steps >= self.limit, info
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self.last = observation, info
+        return observation, reward, terminated, truncated or self.steps >= self.limit, info
+
+
+class Clock:
+    """Seconds by phase: `with clock("generate"): …`."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def __call__(self, phase: str) -> Clock:
+        self.phase = phase
+        return self
+
+    def __enter__(self) -> None:
+        self.start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + time.perf_counter() - self.start
+
+
+def unpack_infos(infos: Mapping[str, Any], num_envs: int) -> list[dict[str, Any]]:
+    """A vector environment's infos (arrays with `_key` masks) as one plain dict per environment.
+
+    Values are copied: some environments hand out lists that they go on changing.
+    """
+    unpacked: list[dict[str, Any]] = [{} for _ in range(num_envs)]
+    for key, values in infos.items():
+        mask = infos.get(f"_{key}")
+        if mask is None:
+            continue
+        nested = unpack_infos(values, num_envs) if isinstance(values, dict) else None
+        for i in np.flatnonzero(mask):
+            value = values[i] if nested is None else nested[i]
+            unpacked[i][key] = value.item() if isinstance(value, np.generic) else copy.deepcopy(value)
+    return unpacked
+
+
+def _join(
+    pending: list[Future[list[Correction]] | None], asked: list[list[int]], num_envs: int
+) -> list[Correction | None]:
+    """Wait for every correction; one per transition, `None` where nothing was asked. Errors surface here."""
+    corrections: list[Correction | None] = []
+    for future, indices in zip(pending, asked, strict=True):
+        row: list[Correction | None] = [None] * num_envs
+        if future is not None:
+            for i, correction in zip(indices, future.result(), strict=True):
+                row[i] = correction
+        corrections += row
+    return corrections

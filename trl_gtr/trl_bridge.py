@@ -1,0 +1,195 @@
+"""The only file that knows `trl.experimental.ppo`: where its trainer meets an environment and a shared trunk.
+
+TRL's `PPOTrainer` wants a reward model, a sized dataset and a value model with a trunk of its own. [`PPOBridge`] gives it
+stand-ins for those, puts one module with policy and value head in their place before anything is prepared, and mends
+what breaks in the parent: bf16 that isn't switched on, gradient checkpointing that does nothing, saving under DDP.
+`tests/test_trl_bridge.py` holds the contract that these lines rely on.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", message=".*trl.experimental.*")
+    from trl.experimental.ppo import PPOConfig, PPOTrainer
+    from trl.experimental.ppo.ppo_trainer import OnlineTrainerState, PolicyAndValueWrapper
+from trl.models.utils import unwrap_model_for_generation
+
+from .policy import PolicyWithValue, ValueHead
+
+__all__ = ["OnlineTrainerState", "PPOBridge", "PPOConfig", "PPOTrainer", "TrainedModule", "unwrap_model_for_generation"]
+
+
+class TrainedModule(PolicyWithValue, PolicyAndValueWrapper):
+    """Policy and value head as one module, so that DDP and DeepSpeed see one forward with all parameters in it."""
+
+    def __init__(self, policy: nn.Module, value_head: ValueHead) -> None:
+        # PolicyAndValueWrapper's constructor looks for a second trunk; here there is only one.
+        PolicyWithValue.__init__(self, policy, value_head)
+        self.is_gradient_checkpointing = policy.is_gradient_checkpointing
+        self.config = policy.config
+
+
+class _ValueStandIn(nn.Module):
+    """Passes for a value model while the parent wraps it; the real head takes its place at once."""
+
+    base_model_prefix = "trunk"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Identity()
+
+
+class _FrozenStandIn(nn.Module):
+    """Passes for the reward model and, where no KL is asked for, the reference model: one frozen number."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+        self.unused = nn.Parameter(torch.zeros(1), requires_grad=False)
+
+
+class _SizedDataset(torch.utils.data.Dataset):
+    """Passes for the train dataset. The environments are the data."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class PPOBridge(PPOTrainer):
+    """`PPOTrainer` over one module with a shared trunk and no dataset. Its `train` is left to the subclass."""
+
+    # The parent never runs `Trainer.__init__`; these are what its methods read from there.
+    is_distributed_loading_by_transformers = False
+    is_fsdp_xla_v1_enabled = False
+    label_names: list[str] = []  # noqa: RUF012
+
+    def __init__(self, args: Any, model: PreTrainedModel, value_head: ValueHead, processing_class: Any, **kwargs: Any):
+        self._value_head = value_head
+        eos = model.generation_config.eos_token_id
+        if args.gradient_checkpointing:
+            # Non-reentrant: the policy's frozen parts (LoRA) would cut the gradient otherwise.
+            args.gradient_checkpointing_kwargs = {"use_reentrant": False, **(args.gradient_checkpointing_kwargs or {})}
+        mini_batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        with _mixed_precision_from(args):
+            super().__init__(
+                args=args,
+                processing_class=processing_class,
+                model=model,
+                # With kl_coef the parent makes the reference (a copy, or the model with its adapter off).
+                ref_model=None if args.kl_coef > 0 else _FrozenStandIn(model.config),
+                reward_model=_FrozenStandIn(model.config),
+                train_dataset=_SizedDataset(mini_batch),
+                value_model=_ValueStandIn(),
+                data_collator=list,
+                **kwargs,
+            )
+        if args.kl_coef == 0:
+            self.ref_model = None
+        model.generation_config.eos_token_id = eos  # the parent overwrites it with its stop token
+        args.total_episodes = None
+        args.num_total_batches = args.num_updates
+        self.model_wrapped = self.model
+        if self.is_deepspeed_enabled:
+            self.deepspeed = self.model
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        """Called by the parent before `accelerator.prepare`: the one moment to put our module in."""
+        silence_dropout(self.policy_model)
+        if self.args.gradient_checkpointing:
+            self.policy_model.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs
+            )
+        self.value_model = self._value_head
+        self.model = TrainedModule(self.policy_model, self._value_head)
+        super().create_optimizer_and_scheduler(num_training_steps=self.args.num_updates)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The parent's optimizer, with the value head's parameters in a group of their own learning rate."""
+        given = self.optimizer is not None
+        optimizer = super().create_optimizer(model)
+        if not given and self.args.value_learning_rate is not None:
+            _split_group(optimizer, set(self._value_head.parameters()), self.args.value_learning_rate)
+        return optimizer
+
+    @property
+    def trained(self) -> TrainedModule:
+        """Our module, out of whatever DDP or DeepSpeed wrapped around it."""
+        return self.accelerator.unwrap_model(self.model)
+
+    @contextmanager
+    def _policy_as_model(self) -> Iterator[None]:
+        """The parent saves and describes `self.model`: show it the bare policy."""
+        wrapped, self.model = self.model, self.trained.policy
+        try:
+            yield
+        finally:
+            self.model = wrapped
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        output_dir = output_dir or self.args.output_dir
+        with self._policy_as_model():
+            # Past PPOTrainer's own version, which looks for the policy on the wrapper and misses it under DDP.
+            super(PPOTrainer, self).save_model(output_dir, _internal_call)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        with self._policy_as_model():
+            super().create_model_card(*args, **kwargs)
+
+    @contextmanager
+    def null_ref_context(self) -> Iterator[None]:
+        """The starting policy of a LoRA run: the same model with its adapter off."""
+        with self.trained.policy.disable_adapter():
+            yield
+
+
+@contextmanager
+def _mixed_precision_from(args: Any) -> Iterator[None]:
+    """The parent builds its Accelerator from the environment alone; say there what `args` ask for."""
+    before = os.environ.get("ACCELERATE_MIXED_PRECISION")
+    os.environ["ACCELERATE_MIXED_PRECISION"] = args.mixed_precision
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["ACCELERATE_MIXED_PRECISION"]
+        else:
+            os.environ["ACCELERATE_MIXED_PRECISION"] = before
+
+
+def silence_dropout(model: nn.Module) -> None:
+    """Turn off every dropout, the functional ones too: old and new log-probs must come from one distribution.
+
+    `Dropout` modules (LoRA's are such) and the float attributes that attention layers hand to `F.dropout`.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("dropout", "attention_dropout", "dropout_p", "activation_dropout", "hidden_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+
+
+def _split_group(optimizer: torch.optim.Optimizer, parameters: set[nn.Parameter], lr: float) -> None:
+    """Move `parameters` into groups of their own with learning rate `lr`, other settings kept."""
+    for group in list(optimizer.param_groups):
+        moved = [p for p in group["params"] if p in parameters]
+        if moved:
+            group["params"] = [p for p in group["params"] if p not in parameters]
+            settings = {k: v for k, v in group.items() if k not in ("params", "lr", "initial_lr")}
+            optimizer.add_param_group({"params": moved, "lr": lr, **settings})
