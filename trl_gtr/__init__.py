@@ -25,10 +25,16 @@ _EXPORTS = {
 
 __all__ = [*sorted(_EXPORTS), "__version__"]
 
-if TYPE_CHECKING:
-    from .tasks import Task, make_task
-    from .thought_format import ThoughtFormat
-    from .types import Correction, CorrectionRequest, Response, Rollout, Transition
+if TYPE_CHECKING:  # "X as X" is how a typed package says that X is public
+    from .tasks import Task as Task, make_task as make_task
+    from .thought_format import ThoughtFormat as ThoughtFormat
+    from .types import (
+        Correction as Correction,
+        CorrectionRequest as CorrectionRequest,
+        Response as Response,
+        Rollout as Rollout,
+        Transition as Transition,
+    )
 
 
 def __getattr__(name: str) -> Any:
