@@ -6,7 +6,7 @@ needs to be subclassed: any object with these members is a task.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -28,11 +28,36 @@ class Rubric:
     """The answer key that holds what the right thought aims at (Points24: `target_formula`)."""
     advice: str = ""
     """Facts of the game that a judge must know."""
+    solution_key: str | None = None
+    """The answer key that says YES or NO to "can the goal still be reached?" (Points24: `possible_solution`); `None`
+    where it always can."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """Something exact that a corrector may call while it judges a step."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    """JSON schema of the arguments: an object."""
+    run: Callable[[Mapping[str, Any]], str]
+    """The tool's answer as text. Arguments come from a language model: what doesn't fit raises a `ValueError`, whose
+    text the corrector is shown."""
 
 
 @runtime_checkable
 class Task(Protocol):
-    """What the collector, the correctors and the evaluation need to know of a game."""
+    """What the collector, the correctors and the evaluation need to know of a game.
+
+    Used where a task has them, beyond the members below:
+
+    - `tools: Sequence[Tool]`, offered to correctors that are language models;
+    - `believed_info(fields, public_state) -> Mapping`: the `info` as it would be if a thought's reading of the picture
+      were true; raises `ValueError` if it can't be. `judge` with it checks a corrector's answer against itself,
+      without any hidden truth;
+    - `target(response, info) -> str | None`: what a thought aims at (Points24: the whole formula).
+    """
 
     name: str
     format: ThoughtFormat
