@@ -1,0 +1,279 @@
+"""Thought cloning: the corrections of the whole run (DAgger) and the loss that teaches them.
+
+What a corrector said once stays a lesson: [`CorrectionBuffer`] keeps it across updates, compactly, and each update
+draws uniformly from everything in it. [`cloning_loss`] is cross-entropy on the label tokens alone.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Value = TypeVar("Value", str, bytes)
+
+
+@dataclass(frozen=True)
+class CloningSample:
+    """One lesson: in front of this image and prompt, this is what should have been written."""
+
+    prompt: str
+    image: np.ndarray
+    """uint8, (height, width, 3)."""
+    target_ids: np.ndarray
+    """int64, (tokens,): the corrected response."""
+    num_labels: int
+    """The first `num_labels` ids are learned: the thought segment, or more where the action is a label too."""
+    update: int
+    """The update in whose rollout the correction was made."""
+
+
+class _Stored(NamedTuple):
+    prompt: str
+    image: bytes
+    target_ids: np.ndarray
+    num_labels: int
+    update: int
+
+
+class CorrectionBuffer:
+    """All corrections so far, or a uniform sample of them once there are more than `capacity`.
+
+    A full buffer is a *reservoir* (Vitter's algorithm R): each correction ever added is in it with the same
+    probability, so early and late rollouts weigh alike. Prompts and images are kept once each and freed with their
+    last sample; images are compressed without loss. The buffer has a random generator of its own: nothing else in the
+    program changes what it draws.
+
+    Args:
+        capacity: the largest number of samples.
+        seed: of the reservoir and of [`sample`].
+    """
+
+    def __init__(self, capacity: int, seed: int = 0):
+        if capacity < 1:
+            raise ValueError(f"A correction buffer holds at least one sample, got capacity={capacity}.")
+        self.capacity = capacity
+        self.num_added = 0
+        """How many corrections were ever offered, kept or not."""
+        self._rng = np.random.default_rng(seed)
+        self._samples: list[_Stored] = []
+        self._prompts: _Pool[str] = _Pool()
+        self._images: _Pool[bytes] = _Pool()
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    @property
+    def num_images(self) -> int:
+        """How many distinct images are held."""
+        return len(self._images)
+
+    @property
+    def image_bytes(self) -> int:
+        """How many bytes the images take."""
+        return sum(len(image) for image in self._images)
+
+    def add(
+        self, prompt: str, image: np.ndarray, target_ids: Sequence[int] | np.ndarray, num_labels: int, update: int = 0
+    ) -> None:
+        """Offers one correction; a full buffer may drop it or another one for it.
+
+        Args:
+            prompt: the step's own prompt.
+            image: uint8, (height, width, 3), the step's own observation.
+            target_ids: (tokens,), the corrected response; the labels come first.
+            num_labels: how many of `target_ids` are labels, at least one.
+            update: the current update.
+        """
+        ids = np.array(target_ids, dtype=np.int32)  # a copy: the caller's array may be a view of a large batch
+        if ids.ndim != 1 or not 1 <= num_labels <= ids.size:
+            raise ValueError(
+                f"A correction is one row of ids of which at least one and at most all are labels, got {num_labels} "
+                f"labels for ids of shape {ids.shape}. Don't add a correction that teaches nothing."
+            )
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            raise ValueError(f"Images are stored as uint8 (height, width, 3), got {image.dtype} {image.shape}.")
+        self.num_added += 1
+        slot = len(self)
+        if slot == self.capacity:
+            slot = int(self._rng.integers(self.num_added))
+            if slot >= self.capacity:
+                return
+        stored = _Stored(self._prompts.hold(prompt), self._images.hold(_compress(image)), ids, num_labels, update)
+        if slot == len(self):
+            self._samples.append(stored)
+        else:
+            dropped, self._samples[slot] = self._samples[slot], stored
+            self._prompts.release(dropped.prompt)
+            self._images.release(dropped.image)
+
+    def sample(self, n: int) -> list[CloningSample]:
+        """`n` samples, uniformly and *with* replacement, so that a small buffer can fill a large batch."""
+        if not self._samples:
+            raise ValueError("The correction buffer is empty: check its length before you sample.")
+        drawn = (self._samples[i] for i in self._rng.integers(len(self), size=n))
+        return [
+            CloningSample(s.prompt, _decompress(s.image), s.target_ids.astype(np.int64), s.num_labels, s.update)
+            for s in drawn
+        ]
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Everything as flat numeric arrays.
+
+        `np.savez` stores them without pickle; as tensors they pass `torch.load(weights_only=True)`.
+        """
+        prompts, images = list(self._prompts), list(self._images)
+        prompt_index = {prompt: i for i, prompt in enumerate(prompts)}
+        image_index = {image: i for i, image in enumerate(images)}
+        return {
+            "capacity": np.array(self.capacity),
+            "num_added": np.array(self.num_added),
+            "rng": np.frombuffer(json.dumps(self._rng.bit_generator.state).encode(), np.uint8).copy(),
+            **_pack("prompts", (prompt.encode("utf-8", "surrogatepass") for prompt in prompts)),
+            **_pack("images", images),
+            **_pack("target_ids", (sample.target_ids.astype("<i4").tobytes() for sample in self._samples)),
+            "prompt_index": np.array([prompt_index[sample.prompt] for sample in self._samples], np.int64),
+            "image_index": np.array([image_index[sample.image] for sample in self._samples], np.int64),
+            "num_labels": np.array([sample.num_labels for sample in self._samples], np.int64),
+            "update": np.array([sample.update for sample in self._samples], np.int64),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over a [`state_dict`] (arrays or CPU tensors), after which the same samples follow as would have."""
+        arrays = {name: np.asarray(value) for name, value in state.items()}
+        if int(arrays["capacity"]) != self.capacity:
+            raise ValueError(
+                f"The saved correction buffer has capacity {int(arrays['capacity'])}, this one {self.capacity}: a "
+                "reservoir can't change its size. Resume with the same `correction_buffer_size`."
+            )
+        prompts = [blob.decode("utf-8", "surrogatepass") for blob in _unpack("prompts", arrays)]
+        images = _unpack("images", arrays)
+        target_ids = [np.frombuffer(blob, "<i4").astype(np.int32) for blob in _unpack("target_ids", arrays)]
+        self._prompts, self._images = _Pool(), _Pool()
+        self._samples = [
+            _Stored(self._prompts.hold(prompts[p]), self._images.hold(images[i]), ids, int(labels), int(update))
+            for p, i, ids, labels, update in zip(
+                arrays["prompt_index"],
+                arrays["image_index"],
+                target_ids,
+                arrays["num_labels"],
+                arrays["update"],
+                strict=True,
+            )
+        ]
+        self.num_added = int(arrays["num_added"])
+        self._rng.bit_generator.state = json.loads(arrays["rng"].tobytes())
+
+
+def cloning_loss(token_logprobs: Tensor, label_mask: Tensor) -> Tensor:
+    """Cross-entropy on the label tokens: minus the mean of their log-probs, per sample (B,).
+
+    The trainer takes the mean over samples, so that a short thought counts as much as a long one. A row without a
+    label gives 0 and no gradient: the filler of a process that has nothing to clone yet.
+
+    Args:
+        token_logprobs: (B, T) log-prob of each target token at temperature 1, float32 or wider.
+        label_mask: (B, T) bool, true on the tokens to learn. What lies outside is not read.
+    """
+    if token_logprobs.ndim != 2 or token_logprobs.shape != label_mask.shape or label_mask.dtype != torch.bool:
+        raise ValueError(
+            "cloning_loss takes token_logprobs and a bool label_mask of the same shape (B, T), got "
+            f"{tuple(token_logprobs.shape)} and {label_mask.dtype} {tuple(label_mask.shape)}."
+        )
+    labelled = torch.where(label_mask, token_logprobs, torch.zeros_like(token_logprobs))
+    return -labelled.sum(dim=1) / label_mask.sum(dim=1).clamp(min=1)
+
+
+def cloning_coefficient(mode: Literal["share", "constant"], coef: float, corrected: int, steps: int) -> float:
+    """The weight of the cloning loss in this update.
+
+    `"share"`: `coef` times the share of the current rollout's steps that were corrected, over all ranks. The guidance
+    fades by itself as the agent's thoughts come right. `"constant"`: `coef`, whatever the rollout was like.
+
+    Args:
+        mode: `"share"` or `"constant"`.
+        coef: `thought_cloning_coef`.
+        corrected: steps of the rollout that gave a label.
+        steps: all steps of the rollout.
+    """
+    if not 0 <= corrected <= steps:
+        raise ValueError(f"corrected={corrected} must be in 0..{steps}, the number of steps.")
+    if mode == "constant":
+        return coef
+    if mode == "share":
+        return coef * corrected / steps if steps else 0.0
+    raise ValueError(f"`cloning_weight` must be 'share' or 'constant', got {mode!r}.")
+
+
+class _Pool(Generic[Value]):
+    """One copy of each distinct value, with the number of samples that hold it."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Value, tuple[Value, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Value]:
+        return iter(self._entries)
+
+    def hold(self, value: Value) -> Value:
+        """The kept copy of `value`, with one user more."""
+        kept, users = self._entries.get(value, (value, 0))
+        self._entries[kept] = (kept, users + 1)
+        return kept
+
+    def release(self, value: Value) -> None:
+        """One user less; the last one frees the copy."""
+        kept, users = self._entries[value]
+        if users > 1:
+            self._entries[kept] = (kept, users - 1)
+        else:
+            del self._entries[kept]
+
+
+# A stored image: height, width and the filter that its rows went through, then the zlib stream.
+_HEADER = struct.Struct("<II?")
+
+
+def _compress(image: np.ndarray) -> bytes:
+    """Lossless, and the same bytes for the same image, which makes them its key.
+
+    Drawn cards shrink to a few KB as they are, in half a millisecond. A photo-like view hardly shrinks; there the
+    difference between neighbouring pixels, PNG's "sub" filter, saves about a third.
+    """
+    height, width, _ = image.shape
+    plain = zlib.compress(image.tobytes(), 1)
+    if len(plain) < image.size // 4:
+        return _HEADER.pack(height, width, False) + plain
+    differences = image.copy()
+    differences[:, 1:] -= image[:, :-1]  # uint8 arithmetic wraps around, and back again below
+    return _HEADER.pack(height, width, True) + zlib.compress(differences.tobytes(), 1)
+
+
+def _decompress(blob: bytes) -> np.ndarray:
+    height, width, filtered = _HEADER.unpack_from(blob)
+    # A bytearray: arrays over bytes are read-only, which torch warns about.
+    pixels = np.frombuffer(bytearray(zlib.decompress(memoryview(blob)[_HEADER.size :])), np.uint8)
+    pixels = pixels.reshape(height, width, 3)
+    return np.cumsum(pixels, axis=1, dtype=np.uint8) if filtered else pixels
+
+
+def _pack(name: str, blobs: Iterable[bytes]) -> dict[str, np.ndarray]:
+    parts = list(blobs)
+    return {
+        name: np.frombuffer(b"".join(parts), np.uint8).copy(),
+        f"{name}_lengths": np.array([len(part) for part in parts], np.int64),
+    }
+
+
+def _unpack(name: str, arrays: Mapping[str, np.ndarray]) -> list[bytes]:
+    joined, lengths = arrays[name].tobytes(), arrays[f"{name}_lengths"]
+    return [joined[end - length : end] for length, end in zip(lengths, np.cumsum(lengths), strict=True)]
