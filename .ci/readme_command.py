@@ -12,10 +12,14 @@ README = Path(__file__).resolve().parent.parent / "README.md"
 
 def readme_command(name: str) -> str:
     blocks = re.findall(
-        rf"^<!-- command: {re.escape(name)} -->\n```bash\n(.*?)^```$", README.read_text("utf-8"), re.MULTILINE | re.DOTALL
+        rf"^<!-- command: {re.escape(name)} -->\n```bash\n(.*?)^```$",
+        README.read_text("utf-8"),
+        re.MULTILINE | re.DOTALL,
     )
     if len(blocks) != 1:
-        raise SystemExit(f"README.md has {len(blocks)} bash blocks below `<!-- command: {name} -->`; it needs exactly one")
+        raise SystemExit(
+            f"README.md has {len(blocks)} bash blocks below `<!-- command: {name} -->`; it needs exactly one"
+        )
     return blocks[0].strip()
 
 
