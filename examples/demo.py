@@ -18,13 +18,7 @@ from trl_gtr import Task, Transition, make_task
 
 GAMES = ("points24", "ezpoints", "number_line", "blackjack")
 FRAME, CAPTION = 200, 44  # pixels: a frame's side, the height of the words below it
-NO_MODEL = {
-    "env_index": 0,
-    "response_ids": np.zeros(0, np.int64),
-    "action_start": 0,
-    "bootstrap": False,
-    "legal": True,
-}
+NO_MODEL = {"env_index": 0, "response_ids": np.zeros(0, np.int64), "action_start": 0, "bootstrap": False}
 
 
 def play(task: Task, seed: int) -> tuple[list[Transition], bool]:
@@ -43,7 +37,7 @@ def play(task: Task, seed: int) -> tuple[list[Transition], bool]:
         before = {"step": len(steps), "image": image, "prompt": prompt, "response": response, "info": info}
         image, reward, terminated, truncated, info = env.step(action)
         over = terminated or truncated
-        after = {"reward": float(reward), "terminated": terminated, "truncated": truncated}
+        after = {"reward": float(reward), "terminated": terminated, "truncated": truncated, "legal": True}
         steps.append(Transition(**NO_MODEL, **before, **after, final_info=info if over else None))
     return steps, solvable
 
