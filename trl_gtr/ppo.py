@@ -85,10 +85,10 @@ def gae(
 def advantage_moments(advantages: Tensor) -> Tensor:
     """Count, sum and sum of squares of `advantages` (any shape), as float64 of shape (3,).
 
-    Summed over the ranks they give the exact moments of all ranks' rollout, for [`normalize_advantages`]. They are on
-    the CPU, since not every device knows float64.
+    Summed over the ranks they give the exact moments of all ranks' rollout, for [`normalize_advantages`].
     """
-    wide = advantages.detach().cpu().double()
+    # Apple's GPUs don't know float64; everywhere else the sums stay where the ranks can reduce them.
+    wide = (advantages.detach().cpu() if advantages.device.type == "mps" else advantages.detach()).double()
     return torch.stack([wide.new_tensor(wide.numel()), wide.sum(), wide.square().sum()])
 
 
