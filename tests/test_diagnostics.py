@@ -38,6 +38,12 @@ class TestDistinct:
         assert distinct_n(["a", "b", "a", "b"], 2) == 0
         assert distinct_n(["a b", "b a"], 2) == 1
 
+    def test_many_words_and_long_ngrams(self):
+        """4096 words to the power of 8 are more n-grams than 64 bits can number; the first word must still count."""
+        dictionary = " ".join(map(str, range(4096)))
+        assert distinct_n([dictionary, "0 9 8 7 6 5 4 3", "1 9 8 7 6 5 4 3"], 8) == 1
+        assert distinct_n([dictionary, "0 9 8 7 6 5 4 3", "0 9 8 7 6 5 4 3"], 8) == pytest.approx(4090 / 4091)
+
     def test_words_need_spaces(self):
         assert distinct_n(["10", "1 0"], 1) == 1
 

@@ -172,12 +172,12 @@ class _Words:
 
 
 def _ngrams(words: _Words, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Each n-gram as a number below the number of words, and the text that it stands in."""
-    grams = words.ids
+    """Each n-gram as a number, and the text that it stands in."""
+    grams, vocabulary_size = words.ids, int(words.ids.max(initial=0)) + 1
     for k in range(1, n):
-        # Numbered anew at each length, so that the product can't overflow.
-        longer = grams[:-1] * (words.ids.max(initial=0) + 1) + words.ids[k:]
-        grams = np.unique(longer, return_inverse=True)[1]
+        if int(grams.max(initial=0)) >= 2**62 // vocabulary_size:
+            grams = np.unique(grams, return_inverse=True)[1]  # numbered anew, before the product overflows
+        grams = grams[:-1] * vocabulary_size + words.ids[k:]
     first = words.text[: len(grams)]
     inside = first == words.text[n - 1 :]  # no n-gram reaches from one text into the next
     return grams[inside], first[inside]
@@ -190,18 +190,18 @@ def _matches_elsewhere(words: _Words, n: int) -> tuple[np.ndarray, np.ndarray]:
     count, all texts but the last find their whole count in the last one, and the last finds the second to last's.
     """
     grams, text = _ngrams(words, n)
-    num_texts, num_grams = len(words.lengths), max(len(words.ids), 1)
-    pairs, counts = np.unique(text * num_grams + grams, return_counts=True)
-    order = np.lexsort((counts, pairs % num_grams))
-    gram, owner, count = (pairs % num_grams)[order], (pairs // num_grams)[order], counts[order]
-    last = np.append(gram[1:] != gram[:-1], np.ones(len(gram[:1]), bool))
-    first = np.append(np.ones(len(gram[:1]), bool), gram[1:] != gram[:-1])
+    num_texts = len(words.lengths)
+    total = np.bincount(text, minlength=num_texts)
+    if not len(grams):
+        return np.zeros(num_texts), total
+    pairs, counts = np.unique(np.unique(grams, return_inverse=True)[1] * num_texts + text, return_counts=True)
+    order = np.lexsort((counts, pairs // num_texts))
+    gram, owner, count = (pairs // num_texts)[order], (pairs % num_texts)[order], counts[order]
+    changes = gram[1:] != gram[:-1]
+    first, last = np.append(True, changes), np.append(changes, True)
     second_highest = np.where(first, 0, np.roll(count, 1))
     matched = np.where(last, second_highest, count)
-    return (
-        np.bincount(owner, weights=matched, minlength=num_texts),
-        np.bincount(text, minlength=num_texts),
-    )
+    return np.bincount(owner, weights=matched, minlength=num_texts), total
 
 
 def _brevity_penalties(lengths: np.ndarray) -> np.ndarray:
