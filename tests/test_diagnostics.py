@@ -2,6 +2,8 @@
 
 import math
 import time
+from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -50,6 +52,27 @@ class TestDistinct:
     def test_misuse_raises(self):
         with pytest.raises(ValueError, match="n=0"):
             distinct_n(["a"], 0)
+
+
+def slow_self_bleu(texts):
+    """BLEU-4 by its definition: every text against each of the others."""
+    tokenized = [text.split() for text in texts if text.split()]
+    scores = []
+    for i, words in enumerate(tokenized):
+        others = tokenized[:i] + tokenized[i + 1 :]
+        if not others:
+            return 0.0
+        precisions = []
+        for n in range(1, min(4, len(words)) + 1):
+            count, *references = (
+                Counter(tuple(ws[k : k + n]) for k in range(len(ws) - n + 1)) for ws in (words, *others)
+            )
+            matched = sum(min(c, max(reference[gram] for reference in references)) for gram, c in count.items())
+            precisions.append((matched + (n > 1)) / (sum(count.values()) + (n > 1)))
+        reference_length = min((abs(len(ws) - len(words)), len(ws)) for ws in others)[1]
+        penalty = min(1.0, math.exp(1 - reference_length / len(words)))
+        scores.append(penalty * math.prod(precisions) ** (1 / len(precisions)))
+    return sum(scores) / len(scores) if scores else 0.0
 
 
 class TestSelfBleu:
@@ -102,7 +125,8 @@ class TestSelfBleu:
 
     @settings(deadline=None)
     @given(texts_of_few_words)
-    def test_bounds(self, texts):
+    def test_definition_and_bounds(self, texts):
+        assert self_bleu(texts) == pytest.approx(slow_self_bleu(texts), abs=1e-12)
         assert 0 <= self_bleu(texts) <= 1 + 1e-12
 
 
@@ -247,6 +271,15 @@ class TestRollout:
 
     def test_empty_rollout(self):
         assert rollout_diagnostics(rollout_of([]), Mute()) == {}
+
+    def test_format_without_thoughts(self):
+        """Where no thought is asked for, none has collapsed."""
+        task = Mute()
+        steps = [step("", i, shade(i)) for i in range(3)]
+        task.format = SimpleNamespace(fields=())
+        assert rollout_diagnostics(rollout_of(steps), task) == {}
+        task.format = SimpleNamespace(fields=("thoughts",))
+        assert rollout_diagnostics(rollout_of(steps), task)["thoughts/identical_across_states"] == 1
 
     def test_thought_text(self):
         assert thought_text(step("free words", 1, shade(0)).response) == "free words"

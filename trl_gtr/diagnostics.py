@@ -117,8 +117,10 @@ def rollout_diagnostics(rollout: Rollout, task: Any) -> dict[str, float]:
     `thoughts/distinct_2`, `thoughts/distinct_4`, `thoughts/self_bleu`, `thoughts/identical_across_states`,
     `thoughts/top_share`, `thoughts/length_words`; where `task.judge` knows the truth `thoughts/true` and
     `thoughts/true_<part>`; and where the task names its `reading_parts`, `thoughts/reading`: all of those at once.
+    Nothing where there is nothing to measure: no step, or a response format without a thought.
     """
-    if not rollout.transitions:
+    fields = getattr(getattr(task, "format", None), "fields", None)
+    if not rollout.transitions or (fields is not None and not fields):
         return {}
     thoughts = [thought_text(step.response) for step in rollout.transitions]
     metrics = {

@@ -56,7 +56,8 @@ class Task(Protocol):
     - `believed_info(fields, public_state) -> Mapping`: the `info` as it would be if a thought's reading of the picture
       were true; raises `ValueError` if it can't be. `judge` with it checks a corrector's answer against itself,
       without any hidden truth;
-    - `target(response, info) -> str | None`: what a thought aims at (Points24: the whole formula).
+    - `target(response, info) -> str | None`: what a thought aims at (Points24: the whole formula);
+    - `reading_parts: Sequence[str]`: the parts of `judge` that are read off the picture, for the reading accuracy.
     """
 
     name: str
