@@ -65,7 +65,7 @@ class Task(Protocol):
     rubric: Rubric
 
     def make_env(self, *, evaluation: bool = False) -> gym.Env:
-        """One fresh environment. Training environments are cut where nothing can be won any more; evaluation's never."""
+        """One fresh environment. Training's is cut where nothing can be won any more; evaluation's never."""
 
     def prompt(self, observation: Any, info: Mapping[str, Any]) -> str:
         """The user's words for this state, from public knowledge only. The image goes beside it."""
