@@ -1,6 +1,28 @@
 """Who corrects the agent's thoughts; see `base` for the seam."""
 
+from .arguments import CorrectorArguments, make_corrector
+from .audit import AuditedCorrector, AuditReport, audit
 from .base import BudgetExhausted, Corrector, failed, failure_kind
+from .cache import CachedCorrector, CacheMiss, RecordedCorrector
 from .expert import ExpertCorrector, UnreliableCorrector
+from .local import LocalCorrector
+from .openai import OpenAICorrector
 
-__all__ = ["BudgetExhausted", "Corrector", "ExpertCorrector", "UnreliableCorrector", "failed", "failure_kind"]
+__all__ = [
+    "AuditReport",
+    "AuditedCorrector",
+    "BudgetExhausted",
+    "CacheMiss",
+    "CachedCorrector",
+    "Corrector",
+    "CorrectorArguments",
+    "ExpertCorrector",
+    "LocalCorrector",
+    "OpenAICorrector",
+    "RecordedCorrector",
+    "UnreliableCorrector",
+    "audit",
+    "failed",
+    "failure_kind",
+    "make_corrector",
+]

@@ -23,10 +23,19 @@ import numpy as np
 
 from ..types import Correction, CorrectionRequest, Usage
 
-FailureKind = Literal["timeout", "connection", "server", "rejected", "refused", "unusable", "budget", "cancelled"]
-"""Why there is no label: no answer in time, no connection, an error of the server (429, 5xx), a request that the
-server rejects (other 4xx), a model that refuses, an answer that fails the checks, nothing left to spend, or the run's
-end."""
+FailureKind = Literal[
+    "timeout",  # no answer in time
+    "connection",  # none, or lost
+    "server",  # HTTP 429 or 5xx to the end
+    "rejected",  # another HTTP 4xx
+    "unavailable",  # not asked: the server has failed many times in a row and is left alone for a while
+    "refused",  # by the model
+    "unusable",  # the answer fails the checks, and so does its repair
+    "untrue",  # thrown away by `verify_with_truth`
+    "budget",  # nothing left to spend
+    "cancelled",  # the run ended
+]
+"""Why there is no label."""
 FAILURE_KINDS: tuple[str, ...] = get_args(FailureKind)
 
 
@@ -100,3 +109,45 @@ def _plain(value: Any) -> Any:
         f"the public state and rubric of a task hold plain values only (numbers, texts, lists, mappings), "
         f"not {type(value).__name__}"
     )
+
+
+class CorrectorWrapper:
+    """A corrector around another: passes the optional members on."""
+
+    def __init__(self, corrector: Corrector):
+        self.corrector = corrector
+
+    @property
+    def identity(self) -> str:
+        return identity_of(self.corrector)
+
+    def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
+        return self.corrector.correct(requests)
+
+    def check(self, task: Any) -> None:
+        self._pass_on("check", task)
+
+    def metrics(self) -> dict[str, float]:
+        return self._pass_on("metrics") or {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._pass_on("state_dict") or {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state:
+            self._pass_on("load_state_dict", state)
+
+    def close(self) -> None:
+        self._pass_on("close")
+
+    def _pass_on(self, name: str, *arguments: Any) -> Any:
+        method = getattr(self.corrector, name, None)
+        return None if method is None else method(*arguments)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.corrector!r})"
+
+
+def identity_of(corrector: Corrector) -> str:
+    """What a corrector calls itself, else the name of its class."""
+    return getattr(corrector, "identity", None) or type(corrector).__name__

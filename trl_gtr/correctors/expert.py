@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..types import Correction, CorrectionRequest
-from .base import Corrector, failed, request_digest
+from .base import Corrector, CorrectorWrapper, failed, identity_of, request_digest
 
 
 class ExpertCorrector:
@@ -37,18 +37,21 @@ class ExpertCorrector:
 
     def _judge(self, request: CorrectionRequest) -> Correction:
         task, response = request.task, request.response
-        target_of = getattr(task, "target", None)
-        if response.valid and all(task.judge(response, request.info).values()):
-            target = target_of(response, request.info) if target_of else None
-            return Correction("right", action=response.action, target=target)
+        right = response.valid and all(task.judge(response, request.info).values())
         expert = task.expert(request.info, hint=response)
         if expert is None:
+            if right:
+                return Correction("right", action=response.action)
             return Correction("unsolvable", reason="nothing can be won from this state")
-        target = target_of(expert, request.info) if target_of else None
+        target = task.target(expert, request.info) if hasattr(task, "target") else None
+        # The expert's action also beside a right thought: where a judge looks at the reading only, as in Blackjack,
+        # the agent's own may not be the one that the thought calls for.
+        if right:
+            return Correction("right", action=expert.action, target=target)
         return Correction("corrected", thought=dict(expert.fields), action=expert.action, target=target)
 
 
-class UnreliableCorrector:
+class UnreliableCorrector(CorrectorWrapper):
     """Spoils another corrector's answers on purpose, to study what a bad one does and to test audits.
 
     A share `silent` of the requests fails; of the others a share `wrong` gets the opposite verdict: a right thought is
@@ -60,14 +63,12 @@ class UnreliableCorrector:
         for name, share in (("wrong", wrong), ("silent", silent)):
             if not 0 <= share <= 1:
                 raise ValueError(f"{name} is a share between 0 and 1, not {share}")
-        self.corrector, self.wrong, self.silent, self.seed = corrector, wrong, silent, seed
-        inner = getattr(corrector, "identity", type(corrector).__name__)
-        self.identity = f"unreliable(wrong={wrong}, silent={silent}, seed={seed}, {inner})"
+        super().__init__(corrector)
+        self.wrong, self.silent, self.seed = wrong, silent, seed
 
-    def check(self, task: Any) -> None:
-        check = getattr(self.corrector, "check", None)
-        if check is not None:
-            check(task)
+    @property
+    def identity(self) -> str:
+        return f"unreliable(wrong={self.wrong}, silent={self.silent}, seed={self.seed}, {identity_of(self.corrector)})"
 
     def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
         answers = self.corrector.correct(requests)

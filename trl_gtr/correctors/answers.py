@@ -1,0 +1,171 @@
+"""Reads a language model's answer about one step, and believes nothing that doesn't hold together.
+
+Everything checked here is public: the schema, the task's own format, the legal actions, the public state, and the
+answer's own reading of the picture. The hidden truth is never consulted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ..types import Correction, CorrectionRequest, Response
+from .questions import CORRECTION, EVALUATION, NO, RIGHT_ACTION, YES
+
+MAX_THOUGHT = 4000
+"""Characters of a corrected thought; labels longer than any response would only be cut."""
+
+
+class AnswerProblem(ValueError):
+    """Why an answer can't be used, in words that the model can act on."""
+
+
+def read_object(text: str) -> dict[str, Any]:
+    """The JSON object in a text, code fences or words around it allowed; twice the same key isn't."""
+    start = text.find("{")
+    if start < 0:
+        raise AnswerProblem("there is no JSON object in it" if text.strip() else "it is empty")
+    decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+    try:
+        value, _ = decoder.raw_decode(text, start)
+    except AnswerProblem:
+        raise
+    except ValueError as error:
+        raise AnswerProblem(f"it is no valid JSON: {error}") from None
+    except RecursionError:
+        raise AnswerProblem("it is nested too deeply") from None
+    return value
+
+
+def parse_answer(text: str, request: CorrectionRequest) -> Correction:
+    """The correction that an answer amounts to; `AnswerProblem` if it is unusable."""
+    task, rubric = request.task, request.task.rubric
+    answer = read_object(text)
+    _check_shape(answer, rubric)
+    target = answer.get(rubric.target_key) if rubric.target_key else None
+    solvable = answer.get(rubric.solution_key, YES) if rubric.solution_key else YES
+    if answer[EVALUATION] == YES:
+        if solvable == NO:
+            raise AnswerProblem(f'"{EVALUATION}" is "{YES}" although "{rubric.solution_key}" is "{NO}"')
+        return _right(answer, request, target)
+    if solvable == NO:
+        if answer[CORRECTION] is not None:
+            raise AnswerProblem(f'"{CORRECTION}" must be null where "{rubric.solution_key}" is "{NO}"')
+        return Correction("unsolvable", reason="the corrector sees no solution")
+    if not isinstance(answer[CORRECTION], dict):
+        raise AnswerProblem(f'"{CORRECTION}" must be an object where "{EVALUATION}" is "{NO}"')
+    thought = _check_thought(answer[CORRECTION], task)
+    action = answer[RIGHT_ACTION]
+    if thought == dict(request.response.fields) and action in (None, request.response.action):
+        raise AnswerProblem(f'"{EVALUATION}" is "{NO}" but the correction changes nothing')
+    corrected = _respond(thought, action, request)
+    _check_against_itself(corrected, action, target, request)
+    return Correction("corrected", thought=thought, action=action, target=target)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    if len(set(keys)) < len(keys):
+        raise AnswerProblem("a key is given twice")
+    return dict(pairs)
+
+
+def _no_constant(name: str) -> Any:
+    raise AnswerProblem(f"{name} is no JSON value")
+
+
+def _check_shape(answer: Mapping[str, Any], rubric: Any) -> None:
+    expected = [*rubric.questions, EVALUATION, CORRECTION, RIGHT_ACTION]
+    for key in (rubric.solution_key, rubric.target_key):
+        if key and key not in expected:
+            expected.append(key)
+    missing = [key for key in expected if key not in answer]
+    if missing:
+        raise AnswerProblem(f"missing keys: {', '.join(missing)}")
+    if len(answer) > len(expected):
+        raise AnswerProblem(f"only these keys are allowed: {', '.join(expected)}")
+    for key in expected:
+        value = answer[key]
+        if key in (EVALUATION, rubric.solution_key):
+            if value not in (YES, NO):
+                raise AnswerProblem(f'"{key}" must be "{YES}" or "{NO}"')
+        elif key == CORRECTION:
+            if value is not None and not isinstance(value, dict):
+                raise AnswerProblem(f'"{CORRECTION}" must be an object or null')
+        elif key in (RIGHT_ACTION, rubric.target_key):
+            if value is not None and not isinstance(value, str):
+                raise AnswerProblem(f'"{key}" must be a text or null')
+        elif not isinstance(value, str):
+            raise AnswerProblem(f'"{key}" must be a text')
+
+
+def _right(answer: Mapping[str, Any], request: CorrectionRequest, target: str | None) -> Correction:
+    """A YES counts only if nothing else in the answer, and nothing that anyone can see, speaks against it."""
+    response = request.response
+    if answer[CORRECTION] is not None and answer[CORRECTION] != dict(response.fields):
+        raise AnswerProblem(f'"{EVALUATION}" is "{YES}" but there is a correction')
+    if answer[RIGHT_ACTION] not in (None, response.action):
+        raise AnswerProblem(f'"{EVALUATION}" is "{YES}" but another action is called for')
+    if request.task.to_env_action(response, request.info) is None:
+        raise AnswerProblem(f'"{EVALUATION}" is "{YES}" but the agent\'s action is not legal')
+    _check_against_itself(response, response.action, target, request)
+    return Correction("right", action=response.action, target=target)
+
+
+def _check_thought(correction: Mapping[str, Any], task: Any) -> dict[str, Any]:
+    try:
+        thought = task.format.check_thought(correction)
+        length = len(task.format.render_thought(thought))
+    except ValueError as error:
+        raise AnswerProblem(f'"{CORRECTION}": {error}') from None
+    if length > MAX_THOUGHT:
+        raise AnswerProblem(f'"{CORRECTION}" is longer than {MAX_THOUGHT} characters')
+    return thought
+
+
+def _respond(thought: Mapping[str, Any], action: str | None, request: CorrectionRequest) -> Response:
+    """The corrected thought as the agent would have written it, read back with the task's own format."""
+    task = request.task
+    legal = task.legal_actions(request.info)  # the agent was told them; they are no hidden truth
+    written = task.format.parse(task.format.render(thought, legal[0] if action is None else action))
+    if not written.valid or dict(written.fields) != thought:
+        raise AnswerProblem(f'"{CORRECTION}" can\'t be read back: {written.error or "its parts change"}')
+    if action is not None and task.to_env_action(written, request.info) is None:
+        raise AnswerProblem(f'"{RIGHT_ACTION}" is no legal action')
+    return written
+
+
+def _check_against_itself(
+    response: Response, action: str | None, target: str | None, request: CorrectionRequest
+) -> None:
+    """Does the thought hold if its own reading of the picture is true?"""
+    task = request.task
+    believed_info = getattr(task, "believed_info", None)
+    if believed_info is None:
+        return
+    try:
+        believed = believed_info(response.fields, request.public_state)
+    except ValueError as error:
+        raise AnswerProblem(f"the thought's own reading can't be: {error}") from None
+    parts = judge_parts(response, action, believed, request)
+    wrong = [part for part, true in parts.items() if not true]
+    if wrong:
+        raise AnswerProblem(f"by its own reading of the picture the thought is wrong in: {', '.join(wrong)}")
+    aimed_at = task.target(response, believed) if hasattr(task, "target") else None
+    if target is not None and aimed_at is not None and "".join(target.split()) != "".join(aimed_at.split()):
+        raise AnswerProblem(f'"{task.rubric.target_key}" is not what the thought aims at')
+
+
+def judge_parts(
+    response: Response, action: str | None, info: Mapping[str, Any], request: CorrectionRequest
+) -> dict[str, bool]:
+    """`task.judge` of a thought. Where no action is named, with the legal action that suits the thought best."""
+    task = request.task
+    if action is not None:
+        return dict(task.judge(response, info))
+    tries = []
+    for legal in task.legal_actions(request.info):
+        written = task.format.parse(task.format.render(response.fields, legal))
+        tries.append(dict(task.judge(written, info)))
+    return max(tries, key=lambda parts: sum(parts.values()))

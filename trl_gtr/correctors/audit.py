@@ -1,0 +1,145 @@
+"""Is a corrector any good? Its answers against what the task knows to be true."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..types import Correction, CorrectionRequest
+from .answers import judge_parts
+from .base import Corrector, CorrectorWrapper, request_digest
+
+
+def is_true(correction: Correction, request: CorrectionRequest) -> bool:
+    """Does the hidden truth agree with an answer? A failed correction says nothing and is not true."""
+    task, info = request.task, request.info
+    if correction.verdict == "right":
+        return all(task.judge(request.response, info).values())
+    if correction.verdict == "unsolvable":
+        return not task.solvable(info)
+    if correction.verdict == "corrected" and correction.thought is not None:
+        legal = task.legal_actions(info)
+        action = correction.action
+        text = task.format.render(correction.thought, legal[0] if action is None else action)
+        return all(judge_parts(task.format.parse(text), action, info, request).values())
+    return False
+
+
+@dataclass(frozen=True)
+class Grade:
+    """One answer against the truth."""
+
+    wrong: bool
+    """The agent's thought is wrong, so that it needs a correction."""
+    changed: bool
+    """The corrector gave another thought or called the state unsolvable."""
+    true: bool
+    """What the corrector said is true."""
+    failed: bool
+
+
+def grade(correction: Correction, request: CorrectionRequest) -> Grade:
+    wrong = not all(request.task.judge(request.response, request.info).values())
+    changed = correction.verdict in ("corrected", "unsolvable")
+    return Grade(wrong, changed, is_true(correction, request), correction.verdict == "failed")
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """Shares between 0 and 1; `None` where there was nothing to count."""
+
+    graded: int
+    precision: float | None
+    """Of the thoughts that it changed, how many were wrong before and are true now."""
+    recall: float | None
+    """Of the wrong thoughts, how many it made true. A failure is a miss."""
+    false_alarms: float | None
+    """Of the right thoughts, how many it changed."""
+    failed: float | None
+    """Of all requests, how many failed."""
+    wrong_thoughts: float | None
+    """Of all requests, how many held a wrong thought."""
+
+    def metrics(self) -> dict[str, float]:
+        values = {
+            "precision": self.precision,
+            "recall": self.recall,
+            "false_alarms": self.false_alarms,
+            "audited": float(self.graded),
+        }
+        return {f"corrector/{name}": value for name, value in values.items() if value is not None}
+
+
+def report(grades: Iterable[Grade]) -> AuditReport:
+    grades = list(grades)
+    helped = sum(grade.wrong and grade.changed and grade.true for grade in grades)
+    changed = sum(grade.changed for grade in grades)
+    wrong = sum(grade.wrong for grade in grades)
+    alarms = sum(grade.changed and not grade.wrong for grade in grades)
+    return AuditReport(
+        graded=len(grades),
+        precision=_share(helped, changed),
+        recall=_share(helped, wrong),
+        false_alarms=_share(alarms, len(grades) - wrong),
+        failed=_share(sum(grade.failed for grade in grades), len(grades)),
+        wrong_thoughts=_share(wrong, len(grades)),
+    )
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def audit(corrector: Corrector, requests: Sequence[CorrectionRequest]) -> AuditReport:
+    """Ask about all of these and grade the answers."""
+    answers = corrector.correct(requests)
+    return report(grade(*pair) for pair in zip(answers, requests, strict=True))
+
+
+class AuditedCorrector(CorrectorWrapper):
+    """Grades a share of another corrector's answers while it works and logs `corrector/precision` and `recall`.
+
+    The answers themselves pass through untouched. Which requests are graded depends on their content alone.
+
+    Args:
+        share: Of the requests, between 0 and 1.
+        window: The measures are over the last so many graded answers, so that a change over the run shows.
+    """
+
+    def __init__(self, corrector: Corrector, share: float = 0.1, window: int = 500):
+        super().__init__(corrector)
+        if not 0 < share <= 1:
+            raise ValueError(f"share must be above 0 and at most 1, not {share}")
+        self.share = share
+        self._grades: deque[Grade] = deque(maxlen=window)
+        self._lock = threading.Lock()
+
+    def check(self, task: Any) -> None:
+        for name in ("judge", "solvable"):
+            if not callable(getattr(task, name, None)):
+                raise ValueError(f"task {task.name!r} has no {name}(), so its corrector can't be audited")
+        super().check(task)
+
+    def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
+        answers = self.corrector.correct(requests)
+        for request, answer in zip(requests, answers, strict=True):
+            if self._chosen(request):
+                result = grade(answer, request)
+                with self._lock:
+                    self._grades.append(result)
+        return answers
+
+    def _chosen(self, request: CorrectionRequest) -> bool:
+        number = hashlib.sha256(f"audit/{request_digest(request)}".encode()).digest()[:8]
+        return int.from_bytes(number, "big") / 2**64 < self.share
+
+    def report(self) -> AuditReport:
+        with self._lock:
+            return report(self._grades)
+
+    def metrics(self) -> dict[str, float]:
+        return super().metrics() | self.report().metrics()

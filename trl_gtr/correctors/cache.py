@@ -1,0 +1,203 @@
+"""Answers kept on disk, so that the same step is never paid for twice and a run can be replayed.
+
+One file an answer, named by its content: `<directory>/<corrector>/<two digits>/<digest>.json`. A file is written aside
+and renamed, so that several processes can share a directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from ..types import Correction, CorrectionRequest, Usage, Verdict
+from .base import Corrector, CorrectorWrapper, failed, failure_kind, identity_of, request_digest
+
+logger = logging.getLogger(__name__)
+
+
+class CacheMiss(LookupError):
+    """A replay asks for an answer that was never recorded."""
+
+
+class AnswerStore:
+    """The files of one corrector's answers."""
+
+    def __init__(self, directory: str | os.PathLike[str], identity: str):
+        readable = re.sub(r"[^A-Za-z0-9.-]+", "-", identity)[:40].strip("-.")
+        self.folder = Path(directory) / f"{readable}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+        self.identity = identity
+
+    def get(self, digest: str) -> Correction | None:
+        path = self._path(digest)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        try:
+            return _from_json(json.loads(text))
+        except (ValueError, TypeError, LookupError) as error:
+            raise ValueError(
+                f"{path} is no recorded correction ({error}): delete it, and it is asked for again"
+            ) from None
+
+    def put(self, digest: str, correction: Correction, *, replace_failed: bool = False) -> Correction:
+        """Keep an answer. If another process was faster its answer stays, and is returned: one step, one answer."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        named = self.folder / "identity.txt"
+        if not named.exists():
+            _write(named, self.identity + "\n")
+        path = self._path(digest)
+        path.parent.mkdir(exist_ok=True)
+        earlier = self.get(digest) if replace_failed else None
+        overwrite = earlier is not None and earlier.verdict == "failed"
+        written = _write(path, json.dumps(asdict(correction), ensure_ascii=False, indent=1), overwrite=overwrite)
+        return correction if written else self.get(digest) or correction
+
+    def _path(self, digest: str) -> Path:
+        return self.folder / digest[:2] / f"{digest}.json"
+
+
+def recorded_identities(directory: str | os.PathLike[str]) -> list[str]:
+    """Whose answers are in a cache."""
+    return sorted(path.read_text(encoding="utf-8").rstrip("\n") for path in Path(directory).glob("*/identity.txt"))
+
+
+class CachedCorrector(CorrectorWrapper):
+    """Asks another corrector only what nobody with the same cache has asked before.
+
+    A rerun with the same seed makes no call and gets the same answers, failures included. An answer that came too late
+    or was unusable is thus kept as failed; with `retry_failed=True` it is asked for again. What failed for reasons of
+    the run rather than of the step (budget, end of the run) and what a fallback answered is never kept.
+    """
+
+    def __init__(self, corrector: Corrector, directory: str | os.PathLike[str], *, retry_failed: bool = False):
+        super().__init__(corrector)
+        self.store = AnswerStore(directory, identity_of(corrector))
+        self.retry_failed = retry_failed
+        self._pending: dict[str, Future[Correction]] = {}
+        self._lock = threading.Lock()
+        self._hits = self._misses = 0
+
+    def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
+        digests = [request_digest(request) for request in requests]
+        known = {digest: self._recorded(digest) for digest in set(digests)}
+        mine: dict[str, CorrectionRequest] = {}
+        shared: dict[str, Future[Correction]] = {}
+        with self._lock:
+            for digest, request in zip(digests, requests, strict=True):
+                if known[digest] is not None or digest in shared:
+                    continue
+                if digest not in self._pending:
+                    known[digest] = self._recorded(digest)  # another thread may just have finished with it
+                    if known[digest] is not None:
+                        continue
+                    self._pending[digest] = Future()
+                    mine[digest] = request
+                shared[digest] = self._pending[digest]
+            self._misses += len(mine)
+            self._hits += len(requests) - len(mine)
+        paid = self._ask(mine)
+        answers = []
+        for digest in digests:
+            if digest in paid:
+                answers.append(paid.pop(digest))  # the first of several identical requests shows the price
+            else:
+                answer = known[digest] or shared[digest].result()
+                answers.append(replace(answer, usage=Usage(), latency=0.0))
+        return answers
+
+    def _recorded(self, digest: str) -> Correction | None:
+        answer = self.store.get(digest)
+        return None if self.retry_failed and answer is not None and answer.verdict == "failed" else answer
+
+    def _ask(self, requests: Mapping[str, CorrectionRequest]) -> dict[str, Correction]:
+        """Ask what is new, keep it, and tell the other threads that wait for it."""
+        if not requests:
+            return {}
+        answers: dict[str, Correction] = {}
+        try:
+            asked = self.corrector.correct(list(requests.values()))
+            answers = dict(zip(requests, asked, strict=True))
+            for digest, answer in answers.items():
+                if failure_kind(answer) not in ("budget", "cancelled") and not answer.source.startswith("fallback:"):
+                    answers[digest] = self.store.put(digest, answer, replace_failed=self.retry_failed)
+            return answers
+        finally:
+            # Also when asking raised: nobody may wait for ever.
+            with self._lock:
+                futures = {digest: self._pending.pop(digest) for digest in requests}
+            for digest, future in futures.items():
+                future.set_result(answers.get(digest) or failed("cancelled", "the call that it was part of broke off"))
+
+    def metrics(self) -> dict[str, float]:
+        with self._lock:
+            counts = {"corrector/cache_hits": float(self._hits), "corrector/cache_misses": float(self._misses)}
+        return super().metrics() | counts
+
+
+class RecordedCorrector:
+    """Replays a cache. What isn't in it raises `CacheMiss`: a replay that quietly trained on less would be no replay.
+
+    Args:
+        directory: Of a `CachedCorrector`.
+        identity: Whose answers; may be left out if only one corrector's are there.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], identity: str | None = None):
+        recorded = recorded_identities(directory)
+        if identity is None:
+            if len(recorded) != 1:
+                raise ValueError(f"choose identity= from the correctors recorded in {directory}: {recorded or 'none'}")
+            identity = recorded[0]
+        elif identity not in recorded:
+            raise ValueError(f"{identity!r} is not recorded in {directory}; there are: {recorded or 'none'}")
+        self.identity = identity
+        self.store = AnswerStore(directory, identity)
+
+    def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
+        return [self._replay(request_digest(request)) for request in requests]
+
+    def _replay(self, digest: str) -> Correction:
+        answer = self.store.get(digest)
+        if answer is None:
+            raise CacheMiss(
+                f"no answer {digest[:12]}… is recorded in {self.store.folder}: seed, task, model or settings differ "
+                "from the recorded run"
+            )
+        return replace(answer, usage=Usage(), latency=0.0)
+
+    def __repr__(self) -> str:
+        return f"RecordedCorrector({str(self.store.folder)!r})"
+
+
+def _from_json(values: Mapping[str, Any]) -> Correction:
+    if values["verdict"] not in get_args(Verdict):
+        raise ValueError(f"no such verdict: {values['verdict']!r}")
+    return Correction(**{**values, "usage": Usage(**values["usage"])})
+
+
+def _write(path: Path, text: str, *, overwrite: bool = False) -> bool:
+    """Whole or not at all, whoever else writes the same file. `False` if it is there already and stays."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        if overwrite:
+            os.replace(temporary, path)
+        else:
+            os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    return True

@@ -1,0 +1,356 @@
+"""A corrector behind any server that speaks OpenAI's chat-completions protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import numpy as np
+from PIL import Image
+
+from ..types import Correction, CorrectionRequest, Usage
+from .audit import is_true
+from .background import BackgroundLoop
+from .base import BudgetExhausted, Corrector, failed, failure_kind, request_digest
+from .breaker import Breaker
+from .budget import Budget, Limits, price_of
+from .chat import ChatClient, ChatError, Meter, ToolsUnsupported
+from .conversation import Conversation
+from .questions import VERSION
+
+logger = logging.getLogger(__name__)
+
+WhenSpent = Literal["stop", "continue"]
+
+
+class OpenAICorrector:
+    """Asks a vision-language model over HTTP: OpenAI, Azure, vLLM, SGLang, Ollama, llama.cpp, …
+
+    Key and address come from the arguments or from the environment variables that the `openai` package reads
+    (`OPENAI_API_KEY`, `OPENAI_BASE_URL`; with `azure=True` `AZURE_OPENAI_API_KEY`, `AZURE_OPENAI_ENDPOINT`,
+    `OPENAI_API_VERSION`).
+
+    Args:
+        model: The model's name; on Azure the deployment's.
+        base_url: The server, e.g. `http://localhost:8000/v1`; on Azure the resource's endpoint.
+        temperature: 0.4 as in the paper.
+        image_size: Longer side of the picture in pixels; `None` sends it as it is.
+        image_detail: OpenAI's `detail` of a picture.
+        max_completion_length: Tokens of one answer.
+        max_tool_rounds: Replies that may call the task's tools before an answer is due.
+        concurrency: Corrections under way at once; the others wait.
+        timeout: Seconds for one try.
+        deadline: Seconds for one correction with all its retries, tool rounds and repair, from its turn on.
+        max_retries: Further tries after a time-out, a lost connection, 408, 409, 429 or 5xx.
+        max_calls: Budget of the whole run in HTTP calls; like the next two it is split evenly over processes.
+        max_tokens: Budget in tokens, prompt and answer together.
+        max_usd: Budget in US dollars.
+        prices: USD per million tokens of prompt and answer. Known for OpenAI's own models (`budget.PRICES`).
+        when_spent: `"stop"` ends the run with a checkpoint, `"continue"` goes on without corrections, and a corrector
+            takes over.
+        verify_with_truth: Throw away answers that the task's hidden truth contradicts. It makes any corrector an
+            oracle: results with it say nothing about the model.
+    """
+
+    def __init__(
+        self,
+        model: str = "gpt-4o",
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        azure: bool = False,
+        api_version: str | None = None,
+        temperature: float = 0.4,
+        image_size: int | None = None,
+        image_detail: Literal["auto", "low", "high"] = "auto",
+        max_completion_length: int = 1024,
+        max_tool_rounds: int = 3,
+        concurrency: int = 32,
+        timeout: float = 30.0,
+        deadline: float = 90.0,
+        max_retries: int = 4,
+        max_calls: int | None = None,
+        max_tokens: int | None = None,
+        max_usd: float | None = None,
+        prices: tuple[float, float] | None = None,
+        when_spent: WhenSpent | Corrector = "stop",
+        verify_with_truth: bool = False,
+    ):
+        if when_spent not in ("stop", "continue") and not isinstance(when_spent, Corrector):
+            raise ValueError(f'when_spent must be "stop", "continue" or a corrector, not {when_spent!r}')
+        for name, value in (("concurrency", concurrency), ("timeout", timeout), ("deadline", deadline)):
+            if value <= 0:
+                raise ValueError(f"{name} must be positive, not {value}")
+        prices = prices or price_of(model)
+        if max_usd is not None and prices is None:
+            raise ValueError(
+                f"max_usd needs the price of {model!r}: give prices=(usd per million prompt tokens, usd per million "
+                "answer tokens), (0, 0) for a server of your own"
+            )
+        self.model, self.azure, self.concurrency, self.deadline = model, azure, concurrency, deadline
+        self.image_size, self.image_detail, self.max_tool_rounds = image_size, image_detail, max_tool_rounds
+        self.when_spent, self.verify_with_truth = when_spent, verify_with_truth
+        self.budget = Budget(Limits(max_calls, max_tokens, max_usd).per_process(), prices)
+        client = _make_client(base_url, api_key, azure, api_version, timeout)
+        self.server = urlsplit(str(client.base_url)).netloc.rpartition("@")[2]  # a user name or key has no place in it
+        self._chat = ChatClient(
+            client,
+            self.budget,
+            model=model,
+            temperature=temperature,
+            max_completion_length=max_completion_length,
+            timeout=timeout,
+            max_retries=max_retries,
+        )
+        self.identity = (
+            f"{model} at {self.server}, temperature {temperature}, image size {image_size} {image_detail}, "
+            f"{max_tool_rounds} tool rounds, questions v{VERSION}" + (", verified" if verify_with_truth else "")
+        )
+        self._background = BackgroundLoop("openai-corrector")
+        self._slots = asyncio.Semaphore(concurrency)
+        self._breaker = Breaker(failures=max(8, concurrency))
+        self._flights: dict[str, _Flight] = {}
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+        self._spent = self._closed = False
+
+    def __repr__(self) -> str:
+        return f"OpenAICorrector({self.identity})"
+
+    # -- correcting ------------------------------------------------------------------------------------------------
+
+    def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
+        if self._closed:
+            return [failed("cancelled", "the corrector is closed", source=self.identity) for _ in requests]
+        if self._spent and self.when_spent == "stop":
+            raise BudgetExhausted(f"the corrector's budget is spent: {self._spent_words()}")
+        futures: list[Future[Correction]] = []
+        try:
+            for request in requests:
+                part = self._image_part(request.image)  # here, not in the loop: drawing a PNG takes milliseconds
+                futures.append(self._background.submit(self._join(request_digest(request), request, part)))
+            corrections = [future.result() for future in futures]
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+        return self._fall_back(requests, corrections)
+
+    def _image_part(self, image: np.ndarray) -> dict[str, Any]:
+        url = data_url(image, self.image_size)
+        return {"type": "image_url", "image_url": {"url": url, "detail": self.image_detail}}
+
+    async def _join(self, digest: str, request: CorrectionRequest, image_part: Mapping[str, Any]) -> Correction:
+        """The correction, shared with identical requests that are under way: one of them is sent and pays."""
+        started = time.perf_counter()
+        flight = self._flights.get(digest)
+        first = flight is None
+        if flight is None:
+            flight = self._flights[digest] = _Flight(asyncio.ensure_future(self._correct(request, image_part)))
+            flight.task.add_done_callback(lambda _: self._flights.pop(digest, None))
+        flight.waiting += 1
+        try:
+            correction = await asyncio.shield(flight.task)
+        except asyncio.CancelledError:
+            if not self._closed:
+                raise
+            correction = failed("cancelled", "the run ended", source=self.identity)
+        finally:
+            flight.waiting -= 1
+            if flight.waiting == 0:
+                flight.task.cancel()  # nobody wants it any more; no effect if it is done
+        usage = correction.usage if first else Usage()
+        correction = replace(correction, usage=usage, latency=time.perf_counter() - started, source=self.identity)
+        self._count(correction, shared=not first)
+        return correction
+
+    async def _correct(self, request: CorrectionRequest, image_part: Mapping[str, Any]) -> Correction:
+        async with self._slots:
+            if self._closed:
+                return failed("cancelled", "the run ended")
+            if self._spent:
+                return failed("budget", "the corrector's budget is spent")
+            if not self._breaker.allows():
+                return failed("unavailable", f"{self.server} has failed many times in a row")
+            meter = Meter(time.monotonic() + self.deadline)
+            try:
+                # The deadline again, for a conversation that hangs outside any single try.
+                correction = await asyncio.wait_for(self._talk(request, image_part, meter), self.deadline)
+                self._breaker.record(reached=True)
+            except ChatError as error:
+                if error.kind in ("timeout", "connection", "server", "rejected"):
+                    self._breaker.record(reached=False)
+                else:
+                    self._breaker.abandon()
+                correction = failed(error.kind, error.detail)
+            except asyncio.TimeoutError:  # not the builtin one on Python 3.10
+                self._breaker.record(reached=False)
+                correction = failed("timeout", f"no correction within {self.deadline:.3g} s")
+            except BaseException:
+                self._breaker.abandon()
+                raise
+            finally:
+                self._counts["retries"] += meter.retries
+        if self.verify_with_truth and correction.verdict != "failed" and not is_true(correction, request):
+            correction = failed("untrue", "the task's hidden truth contradicts the answer")
+        return replace(correction, usage=meter.usage)
+
+    async def _talk(self, request: CorrectionRequest, image_part: Mapping[str, Any], meter: Meter) -> Correction:
+        conversation = self._conversation(request, image_part)
+        while True:
+            try:
+                reply = await self._chat.ask(conversation.messages, conversation.schema, conversation.tools, meter)
+            except ToolsUnsupported:
+                conversation = self._conversation(request, image_part)
+                continue
+            repairs = conversation.repairs_left
+            correction = conversation.hear(reply)
+            self._counts["repairs"] += repairs - conversation.repairs_left
+            if correction is not None:
+                return correction
+
+    def _conversation(self, request: CorrectionRequest, image_part: Mapping[str, Any]) -> Conversation:
+        in_words = not self._chat.features.native_tools
+        return Conversation(request, image_part, tools_in_words=in_words, max_tool_rounds=self.max_tool_rounds)
+
+    def _fall_back(self, requests: Sequence[CorrectionRequest], corrections: list[Correction]) -> list[Correction]:
+        """Who answers what the budget no longer paid for?"""
+        unpaid = [i for i, correction in enumerate(corrections) if failure_kind(correction) == "budget"]
+        if not unpaid:
+            return corrections
+        with self._lock:
+            if not self._spent:
+                self._spent = True
+                logger.warning("the corrector's budget is spent (%s); %s", self._spent_words(), self._after())
+        if not isinstance(self.when_spent, Corrector):
+            return corrections
+        others = self.when_spent.correct([requests[i] for i in unpaid])
+        for i, other in zip(unpaid, others, strict=True):
+            corrections[i] = replace(other, source=f"fallback: {other.source}")
+        return corrections
+
+    # -- keeping count ---------------------------------------------------------------------------------------------
+
+    def _count(self, correction: Correction, *, shared: bool) -> None:
+        kind = failure_kind(correction)
+        with self._lock:
+            self._counts["shared"] += shared
+            if kind is not None:
+                self._counts[f"failed_{kind}"] += 1
+                first = self._counts[f"failed_{kind}"] == 1
+        if kind is not None and kind not in ("budget", "cancelled") and first:
+            logger.warning("a correction failed (%s); further ones of this kind are only counted", correction.reason)
+
+    def _after(self) -> str:
+        if isinstance(self.when_spent, Corrector):
+            return f"going on with {self.when_spent!r}"
+        return "the run stops" if self.when_spent == "stop" else "going on without corrections"
+
+    def _spent_words(self) -> str:
+        spent = self.budget.spent
+        tokens = spent.prompt_tokens + spent.completion_tokens
+        return f"{spent.calls} calls, {tokens} tokens, {spent.usd:.4f} USD"
+
+    def metrics(self) -> dict[str, float]:
+        """Totals of this process since the run began, resumed parts included."""
+        with self._lock:
+            values = {f"corrector/{name}": float(count) for name, count in self._counts.items()}
+        values |= self.budget.metrics()
+        if self.verify_with_truth:
+            values["corrector/verified_with_truth"] = 1.0
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        with self._lock:
+            return {"spent": self.budget.state_dict(), "counts": dict(self._counts)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        with self._lock:
+            self.budget.load_state_dict(state["spent"])
+            self._counts = Counter({name: int(count) for name, count in state["counts"].items()})
+
+    # -- start and end ---------------------------------------------------------------------------------------------
+
+    def check(self, task: Any) -> None:
+        """Fail now rather than in mid-run: rubric, server, key. The list of models is asked for; that is free."""
+        if getattr(task, "rubric", None) is None:
+            raise ValueError(f"task {getattr(task, 'name', task)!r} has no rubric, so nobody knows what to ask")
+        if self.verify_with_truth:
+            logger.warning("verify_with_truth is on: the hidden truth filters the corrector's answers")
+        self._background.submit(self._check_server()).result()
+
+    async def _check_server(self) -> None:
+        import openai
+
+        try:
+            page = await asyncio.wait_for(self._chat.client.models.list(), self._chat.timeout)
+        except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
+            names = "AZURE_OPENAI_API_KEY" if self.azure else "OPENAI_API_KEY"
+            raise ValueError(
+                f"{self.server} rejects the key (HTTP {error.status_code}): set {names} or pass api_key=. "
+                "Nothing was spent."
+            ) from None
+        except openai.APIStatusError as error:
+            logger.info("%s lists no models (HTTP %s); going on", self.server, error.status_code)
+            return
+        except (openai.APIConnectionError, asyncio.TimeoutError):
+            raise ValueError(f"no answer from {self.server}: is the server up and base_url right?") from None
+        known = [model.id for model in page.data or ()]
+        if known and not self.azure and self.model not in known:
+            logger.warning("%s doesn't list a model %r; it lists %s", self.server, self.model, ", ".join(known[:10]))
+
+    def close(self) -> None:
+        """End what is under way: it comes back as failed, cancelled. Afterwards nothing is sent any more."""
+        self._closed = True
+        self._background.stop()
+
+
+@dataclass
+class _Flight:
+    """A correction under way and how many wait for it."""
+
+    task: asyncio.Future[Correction]
+    waiting: int = 0
+
+
+def data_url(image: np.ndarray, size: int | None = None) -> str:
+    """A picture, uint8 (height, width, 3), as a PNG data URL, its longer side `size` pixels if given."""
+    picture = Image.fromarray(image)
+    if size is not None:
+        scale = size / max(picture.size)
+        width, height = (max(1, round(side * scale)) for side in picture.size)
+        picture = picture.resize((width, height), Image.Resampling.BICUBIC)
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def _make_client(
+    base_url: str | None, api_key: str | None, azure: bool, api_version: str | None, timeout: float
+) -> Any:
+    try:
+        import openai
+    except ImportError:
+        raise ImportError('OpenAICorrector needs the openai package: pip install "trl-gtr[openai]"') from None
+    try:
+        if azure:
+            options: dict[str, Any] = {"azure_endpoint": base_url} if base_url else {}
+            return openai.AsyncAzureOpenAI(
+                api_key=api_key, api_version=api_version, max_retries=0, timeout=timeout, **options
+            )
+        return openai.AsyncOpenAI(api_key=api_key, base_url=base_url, max_retries=0, timeout=timeout)
+    except openai.OpenAIError as error:
+        if base_url and not azure and "api_key" in str(error):
+            # Servers of one's own mostly want no key; the client insists on one.
+            return openai.AsyncOpenAI(api_key="none", base_url=base_url, max_retries=0, timeout=timeout)
+        raise ValueError(f"the openai client can't be made: {error}") from None
