@@ -21,11 +21,29 @@ _EXPORTS = {
     "ThoughtFormat": "thought_format",
     "Task": "tasks",
     "make_task": "tasks",
+    "CachedCorrector": "correctors",
+    "Corrector": "correctors",
+    "CorrectorArguments": "correctors",
+    "ExpertCorrector": "correctors",
+    "LocalCorrector": "correctors",
+    "OpenAICorrector": "correctors",
+    "RecordedCorrector": "correctors",
+    "make_corrector": "correctors",
 }
 
 __all__ = [*sorted(_EXPORTS), "__version__"]
 
 if TYPE_CHECKING:  # "X as X" is how a typed package says that X is public
+    from .correctors import (
+        CachedCorrector as CachedCorrector,
+        Corrector as Corrector,
+        CorrectorArguments as CorrectorArguments,
+        ExpertCorrector as ExpertCorrector,
+        LocalCorrector as LocalCorrector,
+        OpenAICorrector as OpenAICorrector,
+        RecordedCorrector as RecordedCorrector,
+        make_corrector as make_corrector,
+    )
     from .tasks import Task as Task, make_task as make_task
     from .thought_format import ThoughtFormat as ThoughtFormat
     from .types import (
