@@ -57,7 +57,8 @@ class Task(Protocol):
       were true; raises `ValueError` if it can't be. `judge` with it checks a corrector's answer against itself,
       without any hidden truth;
     - `target(response, info) -> str | None`: what a thought aims at (Points24: the whole formula);
-    - `reading_parts: Sequence[str]`: the parts of `judge` that are read off the picture, for the reading accuracy.
+    - `reading_parts: Sequence[str]`: the parts of `judge` that are read off the picture, for the reading accuracy;
+    - `metrics(transitions) -> Mapping[str, float]`: more to log about a whole episode.
     """
 
     name: str

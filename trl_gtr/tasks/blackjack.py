@@ -1,0 +1,173 @@
+"""Blackjack in words: read the own total and the dealer's card from the picture, then stand or hit.
+
+{"thoughts": "My total is 16 and the dealer shows 10, so I hit.", "action": "hit"}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium as gym
+
+from .. import environments  # noqa: F401  registers the games
+from ..thought_format import Field, ThoughtFormat
+from ..types import Response, Transition
+from .action_text import match_action
+from .base import Rubric, Tool
+
+ENV_ID = "gym_cards/Blackjack-v0"
+ACTIONS = ("stand", "hit")
+
+PROMPT = """\
+You are playing blackjack. The picture shows the dealer's cards, one of them face down, and your own cards.
+Goal: a total closer to 21 than the dealer's, but not above 21.
+J, Q and K count 10; A counts 11, or 1 where 11 would be too much.
+"hit" draws one more card. "stand" ends your turn; then the dealer draws up to 17 or more.
+Allowed actions: stand, hit
+{instructions}"""
+
+FIELDS = (Field("thoughts", "text", "your total, the card that the dealer shows, and what follows from them"),)
+
+# The expert's sentences; which one is used depends on the player's total.
+FRAMES = (
+    "My total is {total} and the dealer shows {dealer}, so I {action}.",
+    "The dealer shows {dealer}. I have a total of {total}, so it is best to {action}.",
+    "With a total of {total} against the dealer's {dealer} I {action}.",
+)
+
+RUBRIC = Rubric(
+    role="You judge one step of an agent that plays blackjack.",
+    questions={
+        "totals": "What is the player's total, which card does the dealer show, and did the agent read both right?",
+        "choice": "Is the agent's choice between stand and hit sound for these two?",
+    },
+    advice="J, Q and K count 10; A counts 11, or 1 where 11 would lift the total above 21. Cards come from an endless "
+    "deck, the dealer draws up to 17 or more, and there is neither doubling nor splitting.",
+)
+
+_VALUES = {"a": 1, "ace": 1, "11": 1, "j": 10, "q": 10, "k": 10, "jack": 10, "queen": 10, "king": 10}
+_RANK = re.compile(r"(?<!\w)(?:1[01]|[1-9]|[AJQK]|(?i:ace|jack|queen|king))(?!\w)")
+_DEALER = re.compile(r"\bdealer\b", re.IGNORECASE)
+_TOTALS = (re.compile(r"\b(?:total|sum)\b", re.IGNORECASE), re.compile(r"\b(?:I have|I hold|hand)\b", re.IGNORECASE))
+_NUMBER = re.compile(r"(?<![\w.])[1-9][0-9]?(?![\w]|\.[0-9])")
+_SENTENCE = re.compile(r"[;!?\n]|\.(?=\s|$)")
+
+
+def read_total(thoughts: str) -> int | None:
+    """The player's total that the text names.
+
+    In the first sentence that has the word *total* or *sum* and a number: the first number after the word, else the
+    last before it. Where there is no such sentence, the same with *I have*, *I hold* and *hand*.
+    """
+    for cue in _TOTALS:
+        for sentence in _SENTENCE.split(thoughts):
+            if match := _beside(sentence, cue, _NUMBER):
+                return int(match)
+    return None
+
+
+def read_dealer(thoughts: str) -> int | None:
+    """The value (ace 1) of the dealer's card that the text names.
+
+    In the first sentence that has the word *dealer* and a rank: the first rank after the word, else the last before.
+    """
+    for sentence in _SENTENCE.split(thoughts):
+        if match := _beside(sentence, _DEALER, _RANK):
+            return _VALUES.get(match.casefold()) or int(match)
+    return None
+
+
+def _beside(sentence: str, cue: re.Pattern[str], wanted: re.Pattern[str]) -> str | None:
+    if not (place := cue.search(sentence)):
+        return None
+    if after := wanted.search(sentence, place.end()):
+        return after.group()
+    before = wanted.findall(sentence[: place.start()])
+    return before[-1] if before else None
+
+
+def totals(cards: Sequence[Sequence[Any]]) -> tuple[int, ...]:
+    """What the hand counts, best first: two numbers if an ace counts 11 without going over 21, else one."""
+    hard = sum(int(card[0]) for card in cards)
+    return (hard + 10, hard) if hard <= 11 and any(int(card[0]) == 1 for card in cards) else (hard,)
+
+
+def best_action(total: int, soft: bool, dealer: int) -> str:
+    """Stand or hit by basic strategy for an endless deck, a dealer who stands on 17, and nothing else to choose from.
+
+    `dealer` is the value of the shown card, an ace 1.
+    """
+    if soft:
+        stand = total >= 19 or (total == 18 and 2 <= dealer <= 8)
+    else:
+        stand = total >= 17 or (total >= 13 and 2 <= dealer <= 6) or (total == 12 and 4 <= dealer <= 6)
+    return "stand" if stand else "hit"
+
+
+class BlackjackTask:
+    """The task around `gym_cards/Blackjack-v0`. Stateless."""
+
+    name = "blackjack"
+    rubric = RUBRIC
+    tools: Sequence[Tool] = ()
+    reading_parts = ("total", "dealer")
+
+    def __init__(
+        self, *, env_kwargs: Mapping[str, Any] | None = None, cut: bool = True, thoughts: bool = True
+    ) -> None:
+        self.env_kwargs = dict(env_kwargs or {})
+        self.cut = cut  # nothing to cut here: a hand that can't be won is over
+        self.format = ThoughtFormat(FIELDS if thoughts else (), action_help="stand or hit")
+        self._prompt = PROMPT.format(instructions=self.format.instructions())
+
+    def make_env(self, *, evaluation: bool = False) -> gym.Env:
+        return gym.make(ENV_ID, disable_env_checker=True, **self.env_kwargs)
+
+    def prompt(self, observation: Any, info: Mapping[str, Any]) -> str:
+        return self._prompt
+
+    def public_state(self, info: Mapping[str, Any]) -> dict[str, Any]:
+        return {"actions": list(ACTIONS)}
+
+    def legal_actions(self, info: Mapping[str, Any]) -> Sequence[str]:
+        return ACTIONS
+
+    def to_env_action(self, response: Response, info: Mapping[str, Any]) -> int | None:
+        return match_action(response.action, ACTIONS) if response.valid else None
+
+    def judge(self, response: Response, info: Mapping[str, Any]) -> dict[str, bool]:
+        """The player's total (either one, where an ace counts both ways) and the value of the dealer's shown card."""
+        thoughts = response.fields.get("thoughts")
+        if not isinstance(thoughts, str):
+            return {"total": False, "dealer": False}
+        return {
+            "total": read_total(thoughts) in totals(info["Player Card"]),
+            "dealer": read_dealer(thoughts) == _shown(info),
+        }
+
+    def solvable(self, info: Mapping[str, Any]) -> bool:
+        return totals(info["Player Card"])[0] <= 21
+
+    def expert(self, info: Mapping[str, Any], hint: Response | None = None) -> Response | None:
+        counts, dealer = totals(info["Player Card"]), _shown(info)
+        soft = len(counts) == 2
+        action = best_action(counts[0], soft, dealer)
+        words = {
+            "total": f"soft {counts[0]}" if soft else counts[0],
+            "dealer": "A" if dealer == 1 else dealer,
+            "action": action,
+        }
+        thoughts = FRAMES[counts[0] % len(FRAMES)].format(**words)
+        if hint and all(self.judge(hint, info).values()):
+            thoughts = hint.fields["thoughts"]
+        return self.format.parse(self.format.render({"thoughts": thoughts} if self.format.fields else {}, action))
+
+    def success(self, transitions: Sequence[Transition]) -> bool:
+        return bool(transitions) and transitions[-1].reward > 0
+
+
+def _shown(info: Mapping[str, Any]) -> int:
+    """The value of the dealer's open card: the first one dealt. The other one is hidden and read nowhere here."""
+    return int(info["Dealer Card"][0][0])
