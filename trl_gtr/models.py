@@ -3,15 +3,127 @@ matter here."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from PIL import Image
+from torch import nn
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+
+def load_policy(
+    model_name_or_path: str | os.PathLike[str],
+    *,
+    revision: str = "main",
+    trust_remote_code: bool = False,
+    **model_kwargs: Any,
+) -> tuple[Any, Any]:
+    """A model and its processor, checked. `model_kwargs` (`dtype`, `quantization_config`, …) go to the model."""
+    source = {"revision": revision, "trust_remote_code": trust_remote_code}
+    try:
+        processor = AutoProcessor.from_pretrained(model_name_or_path, **source)
+    except ImportError as error:
+        if "torchvision" not in str(error).lower():
+            raise
+        raise ImportError(
+            f"The processor of {model_name_or_path} needs torchvision. Install the build that belongs to your torch: "
+            "`pip install torchvision`, or beside a CPU build of torch "
+            "`pip install torchvision --index-url https://download.pytorch.org/whl/cpu`. "
+            "LLaVA, LLaVA-NeXT and Idefics3 work without it."
+        ) from error
+    model = AutoModelForImageTextToText.from_pretrained(model_name_or_path, **source, **model_kwargs)
+    check_processor(model, processor)
+    return model, processor
+
+
+def check_processor(model: Any, processor: Any) -> None:
+    """Raise a `ValueError` that names the remedy if this pair can't look at an image and answer."""
+    model = unwrap_adapter(model)
+    name = type(model).__name__
+    if getattr(processor, "image_processor", None) is None or getattr(processor, "tokenizer", None) is None:
+        raise ValueError(
+            f"{type(processor).__name__} does not process images and text. Pass the model's whole processor, "
+            "`AutoProcessor.from_pretrained(...)`, not its tokenizer or image processor alone."
+        )
+    token_id = image_token_id(model)
+    if token_id is None:
+        raise ValueError(
+            f"{name} can't see: its config has no image token. GTR needs a vision-language model, one that "
+            "`AutoModelForImageTextToText` loads (LLaVA, LLaVA-NeXT, Qwen-VL, Idefics3, SmolVLM, …)."
+        )
+    if token_id >= (size := model.config.get_text_config().vocab_size):
+        raise ValueError(
+            f"The image token's id {token_id} lies outside of {name}'s vocabulary of {size}. Call "
+            "`model.resize_token_embeddings(len(processor.tokenizer))` and save the model."
+        )
+    if getattr(processor, "patch_size", 0) is None:
+        raise ValueError(
+            "The processor does not know how many tokens an image takes. Set "
+            "`processor.patch_size = model.config.vision_config.patch_size` and "
+            "`processor.vision_feature_select_strategy = model.config.vision_feature_select_strategy` and save it."
+        )
+    _check_chat_template(processor, token_id)
+
+
+def _check_chat_template(processor: Any, token_id: int) -> None:
+    if not (getattr(processor, "chat_template", None) or getattr(processor.tokenizer, "chat_template", None)):
+        raise ValueError(
+            f"{type(processor).__name__} has no chat template, so nobody knows how this model wants to be asked. Take "
+            "an instruction-tuned checkpoint, or set `processor.chat_template` to the template it was trained with."
+        )
+    remedy = (
+        "Set `processor.chat_template` to a template that writes the image token for content parts of type 'image'."
+    )
+    text = chat(processor, "?")
+    if text == chat(processor, "?", with_image=False):
+        raise ValueError(f"The chat template leaves the image out. {remedy}")
+    image = Image.new("RGB", (64, 64))
+    try:
+        ids = processor(text=[text], images=[[image]], return_tensors="pt")["input_ids"]
+    except ValueError as error:
+        raise ValueError(
+            f"The processor does not accept what its chat template makes of an image. {remedy}"
+        ) from error
+    if not (ids == token_id).any():
+        raise ValueError(f"No image token (id {token_id} in the model's config) is in a templated prompt. {remedy}")
+
+
+def chat(processor: Any, prompt: str, with_image: bool = True) -> str:
+    """The text of a conversation that shows one image, says `prompt` and now waits for the assistant."""
+    content = [{"type": "text", "text": prompt}]
+    if with_image:
+        content.insert(0, {"type": "image"})
+    return processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
 
 
 def unwrap_adapter(model: Any) -> Any:
     """The Hugging Face model inside a peft model (adapters stay in place and active); any other model as it is."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def lora_target_modules(model: nn.Module) -> list[str]:
+    """Every linear layer except the LM head, vision tower and projector included, for peft's `LoraConfig`.
+
+    Full names: a suffix such as `proj` or `0` would also catch convolutions and whole blocks.
+    """
+    base = unwrap_adapter(model)
+    head = base.get_output_embeddings()
+    # MultiheadAttention uses its output layer's weight without calling the layer: an adapter there would do nothing
+    unseen = {id(m.out_proj) for m in base.modules() if isinstance(m, nn.MultiheadAttention)}
+    return [
+        name
+        for name, module in base.named_modules()
+        if isinstance(module, nn.Linear) and module is not head and id(module) not in unseen
+    ]
+
+
+def image_token_id(model: Any) -> int | None:
+    """The placeholder of an image in the prompt; `None` for a model that takes none."""
+    config = unwrap_adapter(model).config
+    found = getattr(config, "image_token_id", None)
+    return found if found is not None else getattr(config, "image_token_index", None)
 
 
 def eos_token_ids(model: Any, tokenizer: Any) -> list[int]:
@@ -43,14 +155,13 @@ def suppressed_tokens(model: Any, processor: Any, eos_ids: Sequence[int]) -> tor
     """
     config = unwrap_adapter(model).config
     tokenizer = processor.tokenizer
-    suppressed = torch.ones(config.get_text_config().vocab_size, dtype=torch.bool)
-    known = torch.tensor(sorted(tokenizer.get_vocab().values()))
-    suppressed[known[known < len(suppressed)]] = False
+    size = config.get_text_config().vocab_size
     special = {*tokenizer.all_special_ids, *(i for i, t in tokenizer.added_tokens_decoder.items() if t.special)}
     for owner in (config, processor):
         for name in ("image_token_id", "image_token_index", "video_token_id", "video_token_index"):
             if isinstance(placeholder := getattr(owner, name, None), int):
                 special.add(placeholder)
-    suppressed[[i for i in special if i < len(suppressed)]] = True
-    suppressed[list(eos_ids)] = False
+    allowed = (set(tokenizer.get_vocab().values()) - special | set(eos_ids)) & set(range(size))
+    suppressed = torch.ones(size, dtype=torch.bool)
+    suppressed[sorted(allowed)] = False
     return suppressed

@@ -19,7 +19,7 @@ from torch import nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from .action_logprobs import SpanFinder, penalize_repetition, token_logprobs, weighted_logprob
-from .models import eos_token_ids, pad_token_id, suppressed_tokens, unwrap_adapter
+from .models import check_processor, eos_token_ids, pad_token_id, suppressed_tokens, unwrap_adapter
 from .prompt_encoding import PromptEncoder, pad_and_cat
 from .types import Generation
 
@@ -166,6 +166,7 @@ class VLMPolicy:
         max_completion_length: int = 256,
         feature_cache_bytes: int = 2 * 2**30,
     ):
+        check_processor(model, processor)
         self.processor = processor
         self.temperature = temperature
         self.repetition_penalty = repetition_penalty

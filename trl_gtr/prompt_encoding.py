@@ -12,6 +12,8 @@ import torch
 from PIL import Image
 from torch import nn
 
+from .models import chat
+
 
 class PromptEncoder:
     """(prompt, image) → what the model takes, each pair processed once as long as the cache holds it.
@@ -43,17 +45,14 @@ class PromptEncoder:
                 batch[key] = pad_and_cat(tensors, 0)
         return batch
 
-    def chat(self, prompt: str) -> str:
-        """The text of a conversation that shows one image, says `prompt` and now waits for the assistant."""
-        content = [{"type": "image"}, {"type": "text", "text": prompt}]
-        return self.processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-
     def _sample(self, prompt: str, image: np.ndarray) -> dict[str, torch.Tensor]:
         key = (prompt, hashlib.blake2b(repr(image.shape).encode() + image.tobytes(), digest_size=16).digest())
         sample = self._cache.pop(key, None)
         if sample is None:
             sample = dict(
-                self.processor(text=[self.chat(prompt)], images=[[Image.fromarray(image)]], return_tensors="pt")
+                self.processor(
+                    text=[chat(self.processor, prompt)], images=[[Image.fromarray(image)]], return_tensors="pt"
+                )
             )
             self._cached_bytes += _size(sample)
         self._cache[key] = sample  # now the most recently used
