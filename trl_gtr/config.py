@@ -50,6 +50,8 @@ class GTRConfig(PPOConfig):
     so do `logging_steps`, `save_steps` and `eval_steps`. "Paper" is Guided Thought Reinforcement (arXiv 2503.08525).
     """
 
+    _VALID_DICT_FIELDS = [*PPOConfig._VALID_DICT_FIELDS, "model_init_kwargs"]  # noqa: RUF012
+
     # --- defaults that differ from PPOConfig's -----------------------------------------------------------------
     learning_rate: float = _field(1e-5, "Learning rate of the policy. Paper: 1e-5, falling to 1e-9 by a cosine.")
     adam_epsilon: float = _field(1e-7, "Epsilon of AdamW. Paper: 1e-7.")
@@ -65,6 +67,10 @@ class GTRConfig(PPOConfig):
     logging_steps: float = _field(1, "Log every this many updates.")
     bf16: bool | None = _field(
         None, "bfloat16 autocast. None: on where the accelerator supports it, off on CPU. Sums stay in float32."
+    )
+
+    model_init_kwargs: dict | str | None = _field(
+        None, "Arguments of `from_pretrained` when the trainer is given a model's name, as JSON on the command line."
     )
 
     # --- sizes ------------------------------------------------------------------------------------------------
@@ -116,13 +122,16 @@ class GTRConfig(PPOConfig):
         "share", "'share' (paper): the weight is multiplied by the share of steps that were corrected in this update."
     )
     update_schedule: Literal["joint", "separate"] = _field(
-        "joint", "'joint' (paper): one summed loss per micro-batch. 'separate': cloning is a phase of its own after PPO."
+        "joint",
+        "'joint' (paper): one summed loss per micro-batch. 'separate': cloning is a phase of its own after PPO.",
     )
     cloning_steps: int = _field(16, "Mini-batches of the separate cloning phase.")
     cloning_learning_rate: float | None = _field(
         None, "Learning rate in the separate cloning phase, on the run's schedule; None: `learning_rate`."
     )
-    correction_buffer_size: int = _field(100_000, "Corrections kept across updates (DAgger); then a uniform reservoir.")
+    correction_buffer_size: int = _field(
+        100_000, "Corrections kept across updates (DAgger); then a uniform reservoir."
+    )
     clone_right_actions: bool = _field(
         False, "Label the action too where the agent's own is what the right thought calls for. Paper: off."
     )
@@ -170,7 +179,9 @@ class GTRConfig(PPOConfig):
             _require(getattr(self, name) >= 0, f"`{name}` must not be negative, got {getattr(self, name)}.")
         for name in ("gamma", "lam"):
             _require(0 <= getattr(self, name) <= 1, f"`{name}` must lie in [0, 1], got {getattr(self, name)}.")
-        _require(self.temperature > 0, "`temperature` must be positive: PPO needs a sampled action. (Use a small one.)")
+        _require(
+            self.temperature > 0, "`temperature` must be positive: PPO needs a sampled action. (Use a small one.)"
+        )
         _require(self.repetition_penalty > 0, "`repetition_penalty` must be positive; 1.0 turns it off.")
         _require(0 < self.cliprange < 1, f"`cliprange` must lie in (0, 1), got {self.cliprange}.")
         _require(self.dual_clip is None or self.dual_clip > 1, "`dual_clip` must be greater than 1, or None.")
@@ -182,7 +193,9 @@ class GTRConfig(PPOConfig):
             "cloning_weight": ("share", "constant"),
             "update_schedule": ("joint", "separate"),
         }.items():
-            _require(getattr(self, name) in allowed, f"`{name}` must be one of {allowed}, got {getattr(self, name)!r}.")
+            _require(
+                getattr(self, name) in allowed, f"`{name}` must be one of {allowed}, got {getattr(self, name)!r}."
+            )
         self._check_combinations()
 
     def _check_combinations(self) -> None:
@@ -190,7 +203,10 @@ class GTRConfig(PPOConfig):
             self.ppo_coef > 0 or self.thought_cloning_coef > 0,
             "`ppo_coef` and `thought_cloning_coef` are both 0: nothing would be learned. Raise one of them.",
         )
-        steps, mini_batch = self.num_envs * self.rollout_steps, self.train_batch_size * self.gradient_accumulation_steps
+        steps, mini_batch = (
+            self.num_envs * self.rollout_steps,
+            self.train_batch_size * self.gradient_accumulation_steps,
+        )
         _require(
             steps % mini_batch == 0,
             f"An update has num_envs × rollout_steps = {steps} steps, which is no multiple of the mini-batch "

@@ -138,7 +138,6 @@ class RolloutCollector:
             final_image = self.infos[i].pop("final_obs", None)
             ended = bool(terminated[i] or truncated[i])
             bootstrap = bool(truncated[i]) and not terminated[i] and (final_info or {}).get("bootstrap", True)
-            start = response.action_span[0] if response.action_span else None
             played.append(
                 Transition(
                     env_index=self.first_index + i,
@@ -147,7 +146,6 @@ class RolloutCollector:
                     prompt=prompts[i],
                     response=response,
                     response_ids=generation.ids,
-                    action_start=len(generation.ids) if start is None else generation.first_token(start),
                     reward=float(rewards[i]),
                     terminated=bool(terminated[i]),
                     truncated=bool(truncated[i]),
@@ -198,7 +196,9 @@ class RolloutCollector:
     def load_state_dict(self, state: bytes) -> None:
         envs, self.rngs, self.images, self.infos, self.episodes = cloudpickle.loads(state)
         if len(envs) != self.envs.num_envs:
-            raise ValueError(f"The checkpoint holds {len(envs)} environments for this process, not {self.envs.num_envs}.")
+            raise ValueError(
+                f"The checkpoint holds {len(envs)} environments for this process, not {self.envs.num_envs}."
+            )
         self.envs.envs = envs
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """The only file that knows `trl.experimental.ppo`: where its trainer meets an environment and a shared trunk.
 
-TRL's `PPOTrainer` wants a reward model, a sized dataset and a value model with a trunk of its own. [`PPOBridge`] gives it
-stand-ins for those, puts one module with policy and value head in their place before anything is prepared, and mends
+TRL's `PPOTrainer` wants a reward model, a sized dataset and a value model with a trunk of its own. [`PPOBridge`] gives
+it stand-ins for those, puts one module with policy and value head in their place before anything is prepared, and mends
 what breaks in the parent: bf16 that isn't switched on, gradient checkpointing that does nothing, saving under DDP.
 `tests/test_trl_bridge.py` holds the contract that these lines rely on.
 """
@@ -12,31 +12,55 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.trainer import TRAINER_STATE_NAME
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message=".*trl.experimental.*")
     from trl.experimental.ppo import PPOConfig, PPOTrainer
-    from trl.experimental.ppo.ppo_trainer import OnlineTrainerState, PolicyAndValueWrapper
+    from trl.experimental.ppo.ppo_trainer import OnlineTrainerState
 from trl.models.utils import unwrap_model_for_generation
 
 from .policy import PolicyWithValue, ValueHead
 
-__all__ = ["OnlineTrainerState", "PPOBridge", "PPOConfig", "PPOTrainer", "TrainedModule", "unwrap_model_for_generation"]
+__all__ = [
+    "OnlineTrainerState",
+    "PPOBridge",
+    "PPOConfig",
+    "PPOTrainer",
+    "TrainedModule",
+    "unwrap_model_for_generation",
+]
 
 
-class TrainedModule(PolicyWithValue, PolicyAndValueWrapper):
-    """Policy and value head as one module, so that DDP and DeepSpeed see one forward with all parameters in it."""
+class TrainedModule(PolicyWithValue):
+    """Policy and value head as one module, so that DDP and DeepSpeed see one forward with all parameters in it.
 
-    def __init__(self, policy: nn.Module, value_head: ValueHead) -> None:
-        # PolicyAndValueWrapper's constructor looks for a second trunk; here there is only one.
-        PolicyWithValue.__init__(self, policy, value_head)
-        self.is_gradient_checkpointing = policy.is_gradient_checkpointing
-        self.config = policy.config
+    It takes the place of TRL's `PolicyAndValueWrapper`, which runs a second trunk for the value.
+    """
+
+    def __init__(self, policy: nn.Module, value_head: ValueHead, detach_value: bool) -> None:
+        super().__init__(policy, value_head, detach_value)
+        self.config = policy.config  # read by DeepSpeed's and the hub's code
+
+    # TRL turns checkpointing off around generation and on again behind it.
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        return self.policy.is_gradient_checkpointing
+
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
+        # Non-reentrant: otherwise the policy's frozen parts (LoRA) cut the gradient.
+        kwargs = {"use_reentrant": False, **(gradient_checkpointing_kwargs or {})}
+        self.policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
+
+    def gradient_checkpointing_disable(self) -> None:
+        self.policy.gradient_checkpointing_disable()
 
 
 class _ValueStandIn(nn.Module):
@@ -82,9 +106,6 @@ class PPOBridge(PPOTrainer):
     def __init__(self, args: Any, model: PreTrainedModel, value_head: ValueHead, processing_class: Any, **kwargs: Any):
         self._value_head = value_head
         eos = model.generation_config.eos_token_id
-        if args.gradient_checkpointing:
-            # Non-reentrant: the policy's frozen parts (LoRA) would cut the gradient otherwise.
-            args.gradient_checkpointing_kwargs = {"use_reentrant": False, **(args.gradient_checkpointing_kwargs or {})}
         mini_batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
         with _mixed_precision_from(args):
             super().__init__(
@@ -111,12 +132,12 @@ class PPOBridge(PPOTrainer):
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         """Called by the parent before `accelerator.prepare`: the one moment to put our module in."""
         silence_dropout(self.policy_model)
-        if self.args.gradient_checkpointing:
-            self.policy_model.gradient_checkpointing_enable(
-                gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs
-            )
         self.value_model = self._value_head
-        self.model = TrainedModule(self.policy_model, self._value_head)
+        self.model = TrainedModule(
+            self.policy_model, self._value_head, detach_value=not self.args.value_gradient_to_trunk
+        )
+        if self.args.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable(self.args.gradient_checkpointing_kwargs)
         super().create_optimizer_and_scheduler(num_training_steps=self.args.num_updates)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -146,6 +167,14 @@ class PPOBridge(PPOTrainer):
         with self._policy_as_model():
             # Past PPOTrainer's own version, which looks for the policy on the wrapper and misses it under DDP.
             super(PPOTrainer, self).save_model(output_dir, _internal_call)
+
+    def load_trainer_state(self, checkpoint: str) -> None:
+        """Counters, log history and the states of callbacks, as `Trainer` wrote them."""
+        state = OnlineTrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
+        state.is_local_process_zero = self.is_local_process_zero()
+        state.is_world_process_zero = self.is_world_process_zero()
+        self.state = state
+        self._load_callback_state()
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         with self._policy_as_model():

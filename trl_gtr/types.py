@@ -53,13 +53,8 @@ class Generation:
     """int64, (tokens,): the ids as sampled, EOS included, padding excluded."""
     text: str
     """What the ids spell; special tokens spell nothing."""
-    char_ends: np.ndarray
-    """int64, (tokens,): the number of characters of `text` that are complete after each token."""
     hit_length_limit: bool = False
-
-    def first_token(self, char: int) -> int:
-        """The token that holds character `char`: the one that straddles a boundary belongs to what comes after it."""
-        return int(np.searchsorted(self.char_ends, char, side="right"))
+    """No EOS came before `max_completion_length`."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +124,6 @@ class Transition:
     response: Response
     response_ids: np.ndarray
     """int64, (tokens,): the ids as sampled, EOS included, padding excluded."""
-    action_start: int
-    """First token of the action; `len(response_ids)` if the text has no action key."""
     reward: float
     terminated: bool
     truncated: bool

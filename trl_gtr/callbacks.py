@@ -1,0 +1,110 @@
+"""What watches a run: the progress bar with the four numbers that matter, and the alarm for thought collapse."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState, ProgressCallback
+
+logger = logging.getLogger(__name__)
+
+
+class GTRProgressCallback(ProgressCallback):
+    """The progress bar, with success, true thoughts, corrected share and speed beside it."""
+
+    SHOWN: Mapping[str, str] = {
+        "episode/success": "success",
+        "thoughts/true": "true thoughts",
+        "corrector/corrected": "corrected",
+        "speed/steps_per_second": "steps/s",
+    }
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
+    ) -> None:
+        if state.is_world_process_zero and self.training_bar is not None:
+            shown = {name: f"{logs[key]:.2f}" for key, name in self.SHOWN.items() if key in logs}
+            if shown:
+                self.training_bar.set_postfix(shown)
+
+
+class ThoughtCollapseCallback(TrainerCallback, ExportableState):
+    """Warns, and on request stops the run, when thoughts stop depending on what the agent sees.
+
+    The alarm goes off when, for `patience` logs in a row, a measure is worse than allowed: the share of thoughts that
+    are word for word said in another state too, or of the commonest thought, above `max_identical` or `max_top`; or
+    distinct 4-grams below `min_distinct` times what they were at the start.
+
+    Args:
+        max_identical: Bound of `thoughts/identical_across_states`.
+        max_top: Bound of `thoughts/top_share`.
+        min_distinct: Smallest share of the first log's `thoughts/distinct_4`.
+        patience: Logs in a row before the alarm.
+        stop: End the run cleanly, with its checkpoint, instead of only warning.
+    """
+
+    def __init__(
+        self,
+        max_identical: float = 0.5,
+        max_top: float = 0.5,
+        min_distinct: float = 0.3,
+        patience: int = 3,
+        stop: bool = False,
+    ) -> None:
+        self.max_identical, self.max_top, self.min_distinct = max_identical, max_top, min_distinct
+        self.patience, self.stop = patience, stop
+        self.first_distinct: float | None = None
+        self.bad_logs = 0
+        self.warned = False
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
+    ) -> None:
+        reasons = self._reasons(logs or {})
+        if reasons is None:
+            return
+        self.bad_logs = self.bad_logs + 1 if reasons else 0
+        if self.bad_logs < self.patience:
+            return
+        if not self.warned and state.is_world_process_zero:
+            logger.warning(
+                "Thoughts are collapsing at update %d: %s. Lower the learning rate, raise `thought_cloning_coef`, or "
+                "look at the episodes.",
+                state.global_step,
+                "; ".join(reasons),
+            )
+        self.warned = True
+        if self.stop:
+            control.should_training_stop = True
+
+    def _reasons(self, logs: Mapping[str, float]) -> list[str] | None:
+        """What is worse than allowed; `None` for a log that says nothing about thoughts."""
+        if "thoughts/distinct_4" not in logs:
+            return None
+        distinct = logs["thoughts/distinct_4"]
+        if self.first_distinct is None:
+            self.first_distinct = distinct
+        found = []
+        if logs["thoughts/identical_across_states"] > self.max_identical:
+            found.append(f"{logs['thoughts/identical_across_states']:.0%} of thoughts are said in other states too")
+        if logs["thoughts/top_share"] > self.max_top:
+            found.append(f"one thought makes {logs['thoughts/top_share']:.0%} of all")
+        if distinct < self.min_distinct * self.first_distinct:
+            found.append(f"distinct 4-grams fell from {self.first_distinct:.3f} to {distinct:.3f}")
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """For checkpoints: settings and what was seen so far."""
+        return {
+            "args": {
+                "max_identical": self.max_identical,
+                "max_top": self.max_top,
+                "min_distinct": self.min_distinct,
+                "patience": self.patience,
+                "stop": self.stop,
+            },
+            "attributes": {"first_distinct": self.first_distinct, "bad_logs": self.bad_logs, "warned": self.warned},
+        }

@@ -1,0 +1,243 @@
+"""How good is an agent? `evaluate_agent(agent, task)` → [`EvaluationReport`] with confidence intervals.
+
+Episode k is dealt by (seed, k) alone, so that every agent plays the same deals. Nothing is cut, and returns are the
+environment's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from .rollouts import INVALID_ACTION_PENALTY, Generate
+from .tasks.base import Task
+from .types import Response, Transition
+
+
+class Agent(Protocol):
+    """Anything that answers prompts and images in text."""
+
+    def respond(
+        self, prompts: list[str], images: list[np.ndarray], infos: Sequence[Mapping[str, Any]]
+    ) -> Sequence[str]: ...
+
+
+class PolicyAgent:
+    """A model: sees prompts and images only."""
+
+    def __init__(self, generate: Generate) -> None:
+        self.generate = generate
+
+    def respond(
+        self, prompts: list[str], images: list[np.ndarray], infos: Sequence[Mapping[str, Any]]
+    ) -> Sequence[str]:
+        return [generation.text for generation in self.generate(prompts, images)]
+
+
+class ExpertAgent:
+    """The task's own expert, which knows the hidden state: the ceiling."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def respond(
+        self, prompts: list[str], images: list[np.ndarray], infos: Sequence[Mapping[str, Any]]
+    ) -> Sequence[str]:
+        answers = [self.task.expert(info) for info in infos]
+        return [answer.text if answer else "" for answer in answers]
+
+
+class RandomAgent:
+    """Any legal action, with no thought: the floor. Every step is a response that names no action."""
+
+    def respond(
+        self, prompts: list[str], images: list[np.ndarray], infos: Sequence[Mapping[str, Any]]
+    ) -> Sequence[str]:
+        return [""] * len(prompts)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A share with its 95 % Wilson interval."""
+
+    hits: int
+    count: int
+
+    @property
+    def value(self) -> float:
+        return self.hits / self.count if self.count else math.nan
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        if not self.count:
+            return math.nan, math.nan
+        z, n, p = 1.959963984540054, self.count, self.value
+        center = (p + z * z / (2 * n)) / (1 + z * z / n)
+        half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / (1 + z * z / n)
+        return max(0.0, center - half), min(1.0, center + half)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+@dataclass(frozen=True)
+class EpisodeResult:
+    """One played episode."""
+
+    index: int
+    success: bool
+    solvable: bool
+    total_reward: float
+    length: int
+    valid_steps: int
+    legal_steps: int
+    true_steps: int
+
+
+@dataclass(frozen=True)
+class EvaluationReport:
+    """What an agent did in its episodes."""
+
+    task: str
+    episodes: tuple[EpisodeResult, ...]
+
+    @property
+    def success(self) -> Rate:
+        return Rate(sum(e.success for e in self.episodes), len(self.episodes))
+
+    @property
+    def success_solvable(self) -> Rate:
+        """Over the deals that can be won at all."""
+        solvable = [e for e in self.episodes if e.solvable]
+        return Rate(sum(e.success for e in solvable), len(solvable))
+
+    @property
+    def mean_return(self) -> float:
+        return float(np.mean([e.total_reward for e in self.episodes]))
+
+    def metrics(self) -> dict[str, float]:
+        steps = sum(e.length for e in self.episodes)
+        low, high = self.success.interval
+        return {
+            "success": self.success.value,
+            "success_low": low,
+            "success_high": high,
+            "success_solvable": self.success_solvable.value,
+            "return": self.mean_return,
+            "length": steps / len(self.episodes),
+            "valid": sum(e.valid_steps for e in self.episodes) / steps,
+            "legal": sum(e.legal_steps for e in self.episodes) / steps,
+            "true_thoughts": sum(e.true_steps for e in self.episodes) / steps,
+            "episodes": float(len(self.episodes)),
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        return {"task": self.task, "metrics": self.metrics(), "episodes": [asdict(e) for e in self.episodes]}
+
+
+def evaluate_agent(
+    agent: Agent,
+    task: Task,
+    episodes: int | Sequence[int] = 64,
+    *,
+    seed: int = 0,
+    num_envs: int = 16,
+    invalid_action: str = "random",
+) -> EvaluationReport:
+    """Play episodes and count.
+
+    Args:
+        agent: Who plays.
+        task: What is played, without cuts.
+        episodes: How many, or which ones by number.
+        seed: Decides the deals, together with the episode's number.
+        num_envs: Episodes played side by side.
+        invalid_action: As in `GTRConfig`: a response that names no legal action plays a random one, or costs a step.
+    """
+    numbers = list(range(episodes)) if isinstance(episodes, int) else list(episodes)
+    if not numbers:
+        raise ValueError("An evaluation needs at least one episode: raise `episodes`.")
+    waiting = list(reversed(numbers))
+    playing: list[_Episode] = []
+    results: list[EpisodeResult] = []
+    while waiting or playing:
+        while waiting and len(playing) < num_envs:
+            playing.append(_Episode(task, waiting.pop(), seed, invalid_action))
+        prompts = [task.prompt(episode.observation, episode.info) for episode in playing]
+        texts = agent.respond(prompts, [e.observation for e in playing], [e.info for e in playing])
+        for episode, prompt, text in zip(playing, prompts, texts, strict=True):
+            episode.step(prompt, text)
+        results += [episode.result() for episode in playing if episode.ended]
+        playing = [episode for episode in playing if not episode.ended]
+    return EvaluationReport(task.name, tuple(sorted(results, key=lambda result: result.index)))
+
+
+class _Episode:
+    """One environment from its reset to its end."""
+
+    def __init__(self, task: Task, index: int, seed: int, invalid_action: str) -> None:
+        self.task, self.index, self.penalize = task, index, invalid_action == "penalty"
+        self.env = task.make_env(evaluation=True)
+        self.rng = np.random.default_rng([seed, index, 3])
+        self.observation, self.info = self.env.reset(
+            seed=int(np.random.SeedSequence([seed, index, 2]).generate_state(1)[0])
+        )
+        self.limit = self.env.spec.max_episode_steps if self.env.spec and self.env.spec.max_episode_steps else 300
+        self.solvable = task.solvable(self.info)
+        self.transitions: list[Transition] = []
+        self.true_steps = 0
+        self.ended = False
+
+    def step(self, prompt: str, text: str) -> None:
+        response, info = self.task.format.parse(text), self.info
+        action = self.task.to_env_action(response, info) if response.valid else None
+        legal = action is not None
+        judged = self.task.judge(response, info)
+        self.true_steps += response.valid and bool(judged) and all(judged.values())
+        if action is None and not self.penalize:
+            action = self._random_action(response)
+        if action is None:
+            reward, terminated, truncated = INVALID_ACTION_PENALTY, False, False
+        else:
+            self.observation, reward, terminated, truncated, self.info = self.env.step(action)
+        truncated = truncated or len(self.transitions) + 1 >= self.limit
+        self.ended = bool(terminated or truncated)
+        self.transitions.append(
+            Transition(
+                env_index=self.index,
+                step=len(self.transitions),
+                image=np.zeros((0, 0, 3), np.uint8),
+                prompt=prompt,
+                response=response,
+                response_ids=np.zeros(0, np.int64),
+                reward=float(reward),
+                terminated=bool(terminated),
+                truncated=bool(truncated),
+                bootstrap=False,
+                legal=legal,
+                info=info,
+                final_info=self.info if self.ended else None,
+            )
+        )
+
+    def _random_action(self, response: Response) -> Any:
+        text = str(self.rng.choice(np.array(self.task.legal_actions(self.info), dtype=object)))
+        return self.task.to_env_action(replace(response, action=text, error=None), self.info)
+
+    def result(self) -> EpisodeResult:
+        self.env.close()
+        return EpisodeResult(
+            index=self.index,
+            success=self.task.success(self.transitions),
+            solvable=self.solvable,
+            total_reward=sum(t.reward for t in self.transitions),
+            length=len(self.transitions),
+            valid_steps=sum(t.response.valid for t in self.transitions),
+            legal_steps=sum(t.legal for t in self.transitions),
+            true_steps=self.true_steps,
+        )

@@ -1,0 +1,47 @@
+"""Sums and counts → exact means over micro-batches and processes. A mean of means would weigh them wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+
+
+class Means:
+    """Named running means, and maxima, that can be added up over processes."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, list[float]] = {}
+        self._maxima: dict[str, float] = {}
+
+    def add(self, name: str, values: torch.Tensor | Iterable[float] | float) -> None:
+        """Count each of `values` once."""
+        if isinstance(values, torch.Tensor):
+            total, count = float(values.detach().double().sum()), values.numel()
+        else:
+            items = [float(values)] if isinstance(values, float | int) else [float(value) for value in values]
+            total, count = sum(items), len(items)
+        entry = self._sums.setdefault(name, [0.0, 0])
+        entry[0] += total
+        entry[1] += count
+
+    def maximum(self, name: str, value: float) -> None:
+        self._maxima[name] = max(value, self._maxima.get(name, value))
+
+    def reduce(self, num_processes: int = 1) -> dict[str, float]:
+        """The means over all processes; a name that counted nothing anywhere is left out."""
+        states: list[Any] = [(self._sums, self._maxima)]
+        if num_processes > 1:
+            states = gather_object(states)
+        total = Means()
+        for sums, maxima in states:
+            for name, (value, count) in sums.items():
+                entry = total._sums.setdefault(name, [0.0, 0])
+                entry[0] += value
+                entry[1] += count
+            for name, value in maxima.items():
+                total.maximum(name, value)
+        means = {name: value / count for name, (value, count) in total._sums.items() if count}
+        return means | total._maxima

@@ -1,0 +1,71 @@
+"""What one rollout looked like, in numbers and as a table of sampled steps."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .metrics import Means
+from .types import Rollout
+
+_TAIL = 60
+
+
+def count_rollout(rollout: Rollout, task: Any, means: Means) -> None:
+    """Add the rollout's episodes, responses and corrections to `means`."""
+    for episode in rollout.episodes:
+        success = task.success(episode)
+        means.add("episode/return", sum(step.reward for step in episode))
+        means.add("episode/length", len(episode))
+        means.add("episode/success", success)
+        if task.solvable(episode[0].info):
+            means.add("episode/success_solvable", success)
+        for name, value in (task.metrics(episode) if hasattr(task, "metrics") else {}).items():
+            means.add(f"episode/{name}", value)
+    steps = rollout.transitions
+    means.add("reward", [step.reward for step in steps])
+    means.add("response/valid", [step.response.valid for step in steps])
+    means.add("response/legal", [step.legal for step in steps])
+    means.add("response/hit_length_limit", [step.hit_length_limit for step in steps])
+    means.add("response/tokens", [len(step.response_ids) for step in steps])
+    verdicts = collections.Counter(c.verdict for c in rollout.corrections if c is not None)
+    asked = sum(verdicts.values())
+    for verdict in ("right", "corrected", "unsolvable", "failed"):
+        if asked:
+            means.add(f"corrector/{verdict}", [1.0] * verdicts[verdict] + [0.0] * (asked - verdicts[verdict]))
+    means.add("corrector/latency", [c.latency for c in rollout.corrections if c is not None])
+
+
+def completions_table(rollout: Rollout, rows: int, seed: int, advantages: np.ndarray | None = None) -> Table:
+    """`rows` steps of the rollout, drawn by `seed`: prompt tail, thought, correction, action, reward."""
+    table = Table(title="Sampled steps", show_lines=True)
+    for column in ("prompt", "thought", "correction", "action", "reward", "advantage"):
+        table.add_column(column, overflow="fold")
+    chosen = np.random.default_rng(seed).choice(len(rollout), size=min(rows, len(rollout)), replace=False)
+    for i in sorted(chosen):
+        step, correction = rollout.transitions[i], rollout.corrections[i]
+        # Text, not str: what a model writes is not to be read as rich's markup.
+        table.add_row(
+            Text("…" + step.prompt[-_TAIL:]),
+            Text(step.response.thought if step.response.action_span else step.response.text),
+            Text("" if correction is None else _describe(correction)),
+            Text((step.response.action or "") + ("" if step.legal else " (not legal)")),
+            f"{step.reward:g}",
+            "" if advantages is None else f"{advantages[i]:+.2f}",
+        )
+    return table
+
+
+def print_completions(rollout: Rollout, rows: int, seed: int, advantages: np.ndarray | None = None) -> None:
+    Console().print(completions_table(rollout, rows, seed, advantages))
+
+
+def _describe(correction: Any) -> str:
+    if correction.verdict == "corrected":
+        return "; ".join(f"{key}: {value}" for key, value in correction.thought.items())
+    return correction.verdict + (f" ({correction.reason})" if correction.reason else "")

@@ -1,0 +1,449 @@
+"""GTRTrainer: TRL's PPO trainer for vision-language agents whose thoughts a corrector mends.
+
+The algorithm is [`GTRTrainer.train`]; each of its steps is one method below it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import resource
+import sys
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from accelerate.utils import gather_object, reduce
+from torch import Tensor, nn
+from transformers import AutoProcessor, PreTrainedModel, TrainerCallback
+from transformers.trainer_callback import ProgressCallback
+from transformers.trainer_utils import TrainOutput, set_seed
+
+from . import checkpoints, ppo
+from .callbacks import GTRProgressCallback
+from .config import GTRConfig
+from .correctors.base import BudgetExhausted, Corrector
+from .diagnostics import rollout_diagnostics
+from .evaluation import EvaluationReport, PolicyAgent, evaluate_agent
+from .metrics import Means
+from .models import check_processor, load_policy
+from .policy import PolicyWithValue, ValueHead, VLMPolicy
+from .rollout_metrics import count_rollout, print_completions
+from .rollouts import Clock, RolloutCollector
+from .tasks.base import Task
+from .thought_cloning import CorrectionBuffer, cloning_coefficient
+from .trl_bridge import PPOBridge, unwrap_model_for_generation
+from .types import Correction, Generation, Rollout, Transition
+from .update import Experience, Updater
+
+logger = logging.getLogger(__name__)
+
+
+class StepScores(NamedTuple):
+    """Scores of a rollout's steps, each (steps,)."""
+
+    logprob: Tensor
+    thought_logprob: Tensor
+    action_logprob: Tensor
+    value: Tensor
+    entropy: Tensor
+
+
+class GTRTrainer(PPOBridge):
+    """Trains a vision-language model to act: PPO on its actions, thought cloning on its corrected thoughts.
+
+    Args:
+        model: A vision-language model, or the name or folder to load it from.
+        args: The hyper-parameters.
+        task: What is played.
+        corrector: Who mends thoughts. Needed unless `thought_cloning_coef` is 0.
+        processing_class: The model's processor; loaded with the model if left out.
+        eval_task: What `evaluate` plays; the training task if left out.
+        callbacks: Further `TrainerCallback`s.
+        optimizers: Optimizer and scheduler, made from `args` if left out.
+        peft_config: Train an adapter instead of the model.
+    """
+
+    _tag_names = ["trl", "ppo", "gtr"]  # noqa: RUF012
+    _name = "GTR"
+    _paper = {  # noqa: RUF012
+        "title": "GTR: Guided Thought Reinforcement Prevents Thought Collapse in RL-based VLM Agent Training",
+        "id": "2503.08525",
+        "citation": textwrap.dedent("""\
+            @article{wei2025gtr,
+                title  = {{GTR: Guided Thought Reinforcement Prevents Thought Collapse in RL-based VLM Agent Training}},
+                author = {Tong Wei and Yijun Yang and Junliang Xing and Yuanchun Shi and Zongqing Lu and Deheng Ye},
+                year   = 2025,
+                eprint = {arXiv:2503.08525}
+            }"""),
+    }
+
+    def __init__(
+        self,
+        model: PreTrainedModel | str,
+        args: GTRConfig | None = None,
+        task: Task | None = None,
+        corrector: Corrector | None = None,
+        processing_class: Any = None,
+        eval_task: Task | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        peft_config: Any = None,
+    ) -> None:
+        args = args or GTRConfig()
+        self.task, self.eval_task, self.corrector = _check_task(task, corrector, args), eval_task or task, corrector
+        set_seed(args.seed)
+        model, processing_class = _load(model, processing_class, args)
+        value_head = ValueHead(model.config.get_text_config().hidden_size, args.value_head_sizes)
+        self.policy = VLMPolicy(
+            model,
+            processing_class,
+            temperature=args.temperature,
+            repetition_penalty=args.repetition_penalty,
+            max_completion_length=args.max_completion_length,
+        )
+        super().__init__(
+            args,
+            model,
+            value_head,
+            processing_class,
+            callbacks=callbacks,
+            optimizers=optimizers,
+            peft_config=peft_config,
+        )
+        if not args.disable_tqdm:
+            self.remove_callback(ProgressCallback)
+            self.add_callback(GTRProgressCallback)
+        self.reward_scale = args.reward_scale or getattr(task, "reward_scale", 1.0)
+        local_envs = self._local_share(args.num_envs)
+        self.collector = RolloutCollector(
+            self.task,
+            self._generate,
+            corrector,
+            num_envs=local_envs,
+            first_index=self.accelerator.process_index * local_envs,
+            seed=args.seed,
+            invalid_action=args.invalid_action,
+        )
+        self.buffer = CorrectionBuffer(args.correction_buffer_size, seed=args.seed + self.accelerator.process_index)
+
+        self.updater = Updater(args, self.accelerator, self.model, self.optimizer, self.policy, self.buffer)
+
+    # --- the algorithm ------------------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
+        """Collect, learn, repeat, for `num_updates` updates."""
+        self._begin(checkpoints.resolve_checkpoint(resume_from_checkpoint, self.args.output_dir))
+        try:
+            while self.state.global_step < self.args.num_updates and not self.control.should_training_stop:
+                clock, means = Clock(), Means()
+                rollout = self._collect()  # 1. act, while the corrector judges
+                corrected = self._store_corrections(rollout)  # 2. aggregate what it said
+                with clock("score"):
+                    experience = self._score_rollout(rollout, corrected, means)  # 3. log-probs, values, advantages
+                with clock("update"):
+                    self.updater.update(experience, self.state.global_step, means)  # 4. learn
+                self._finish_update(rollout, experience, means, rollout.times | clock.seconds)  # 5. log, save
+        except (BudgetExhausted, KeyboardInterrupt) as reason:
+            logger.warning("The run stops at update %d: %r.", self.state.global_step, reason)
+            self._save_checkpoint(self.model, trial=None)
+            if isinstance(reason, KeyboardInterrupt):
+                raise
+        finally:
+            self._close()
+        self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+        seconds = time.perf_counter() - self.started
+        return TrainOutput(self.state.global_step, self._last_loss, {"train_runtime": seconds})
+
+    def _begin(self, checkpoint: str | None) -> None:
+        args, state = self.args, self.state
+        state.max_steps, state.num_train_epochs = args.num_updates, 1
+        self.started, self._last_loss = time.perf_counter(), math.nan
+        if checkpoint is not None:
+            self._resume(checkpoint)
+        self.state.compute_steps(args, args.num_updates)
+        self.model.train()
+        self.control = self.callback_handler.on_train_begin(args, self.state, self.control)
+
+    @torch.no_grad()
+    def _collect(self) -> Rollout:
+        with self._acting_policy():
+            return self.collector.collect(self.args.rollout_steps)
+
+    def _store_corrections(self, rollout: Rollout) -> int:
+        """Put this rollout's labels into the buffer; how many steps were corrected, over all processes."""
+        corrected = 0
+        for step, correction in zip(rollout.transitions, rollout.corrections, strict=True):
+            if correction is None:
+                continue
+            corrected += correction.verdict == "corrected"
+            labels = self._labels(step, correction)
+            if len(labels):
+                self.buffer.add(step.prompt, step.image, labels, len(labels), update=self.state.global_step)
+        return self._sum_over_processes(corrected)
+
+    def _labels(self, step: Transition, correction: Correction) -> np.ndarray:
+        """The ids to clone: the right thought, and the action behind it where the settings say so."""
+        args, own = self.args, step.response
+        with_action = args.clone_full_response or (args.clone_right_actions and own.action == correction.action)
+        if correction.verdict == "corrected" and correction.thought is not None:
+            thought = self.task.format.render_thought(correction.thought)
+            action = (args.clone_full_response and correction.action) or own.action or ""
+            ids = self.policy.encode_response(self.task.format.render(correction.thought, action))
+            return ids if with_action else ids[: self.policy.spans.first_token(ids, len(thought))]
+        if correction.verdict == "right" and args.clone_right_thoughts:
+            ids = step.response_ids
+            return ids if with_action else ids[: self.policy.spans.action_start(ids, own.action_span)]
+        return np.zeros(0, np.int64)
+
+    @torch.no_grad()
+    def _score_rollout(self, rollout: Rollout, corrected: int, means: Means) -> Experience:
+        """Old log-probs and values by the update's own scoring function, then advantages."""
+        steps, args = rollout.transitions, self.args
+        starts = [self.policy.spans.action_start(t.response_ids, t.response.action_span) for t in steps]
+        old, _ = self._score_all(self.model, steps, starts)
+        advantages, returns = self._advantages(rollout, old.value)
+        means.add("policy/entropy", old.entropy)
+        means.add("response/thought_tokens", starts)
+        all_steps = len(steps) * self.accelerator.num_processes
+        return Experience(
+            transitions=steps,
+            action_starts=starts,
+            logprob=old.logprob,
+            thought_logprob=old.thought_logprob,
+            action_logprob=old.action_logprob,
+            values=old.value,
+            advantages=advantages,
+            returns=returns,
+            cloning_coef=cloning_coefficient(args.cloning_weight, args.thought_cloning_coef, corrected, all_steps),
+            reference=self._reference_logprobs(steps, starts) if args.kl_coef > 0 else None,
+        )
+
+    def _advantages(self, rollout: Rollout, values: Tensor) -> tuple[Tensor, Tensor]:
+        """GAE over environment steps, plus each step's own format reward, normalised over all processes."""
+        args, steps = self.args, rollout.transitions
+        shape = (args.rollout_steps, self.collector.envs.num_envs)
+
+        def grid(numbers: Sequence[float | bool], dtype: torch.dtype = torch.bool) -> Tensor:
+            return torch.tensor(numbers, dtype=dtype, device=values.device).view(shape)
+
+        final_values = torch.zeros_like(values)
+        cut = [i for i, t in enumerate(steps) if t.bootstrap]
+        if cut:
+            final_values[cut] = self._values([steps[i].final_prompt for i in cut], [steps[i].final_image for i in cut])
+        advantages, returns = ppo.gae(
+            rewards=grid([t.reward for t in steps], torch.float32) * self.reward_scale,
+            values=values.view(shape),
+            # A truncation that the state shows (a cut, an over-long formula) is an end like any other.
+            terminated=grid([(t.terminated or t.truncated) and not t.bootstrap for t in steps]),
+            truncated=grid([t.bootstrap for t in steps]),
+            final_values=final_values.view(shape),
+            last_values=self._values(rollout.last_prompts, rollout.last_images),
+            gamma=args.gamma,
+            lam=args.lam,
+        )
+        # After GAE and not in the returns: a bonus for every valid response must not pay for long episodes.
+        bonus = args.format_reward * self.reward_scale
+        advantages = advantages + bonus * grid([t.legal for t in steps], torch.float32)
+        moments = reduce(ppo.advantage_moments(advantages), reduction="sum")
+        return ppo.normalize_advantages(advantages, moments, args.min_advantage_std).flatten(), returns.flatten()
+
+    def _finish_update(
+        self, rollout: Rollout, experience: Experience, means: Means, seconds: dict[str, float]
+    ) -> None:
+        """Count, log, and do what the callbacks ask for."""
+        args, state = self.args, self.state
+        learning_rate = self.lr_scheduler.get_last_lr()[0]
+        self.lr_scheduler.step()
+        state.global_step += 1
+        state.episode += self._sum_over_processes(len(rollout.episodes))
+        state.epoch = state.global_step / args.num_updates
+        self.control = self.callback_handler.on_step_end(args, state, self.control)
+        if self.control.should_log:
+            self.log(self._metrics(rollout, experience, means, seconds) | {"lr": learning_rate})
+            if args.log_completions and self.is_world_process_zero():
+                advantages = experience.advantages.cpu().numpy()
+                print_completions(rollout, args.num_completions_to_print, state.global_step, advantages)
+        if self.control.should_evaluate:
+            self.evaluate()
+        if self.control.should_save:
+            self._save_checkpoint(self.model, trial=None)
+            self.control = self.callback_handler.on_save(args, state, self.control)
+
+    def evaluate(
+        self, eval_task: Task | None = None, metric_key_prefix: str = "eval", episodes: int | None = None
+    ) -> dict[str, float]:
+        """Play whole episodes without cuts and log success, return and the rest under `eval_*`."""
+        args, task = self.args, eval_task or self.eval_task
+        assert task is not None
+        rank, processes = self.accelerator.process_index, self.accelerator.num_processes
+        mine = range(rank, episodes or args.eval_episodes, processes)
+        agent = PolicyAgent(lambda prompts, images: self._generate(prompts, images, greedy=args.eval_greedy))
+        # Its own random numbers: how often one evaluates must not change what is learned.
+        with torch.random.fork_rng(), torch.no_grad(), self._acting_policy():
+            torch.manual_seed(args.seed)
+            report = evaluate_agent(
+                agent,
+                task,
+                mine,
+                seed=args.seed,
+                num_envs=args.per_device_eval_batch_size,
+                invalid_action=args.invalid_action,
+            )
+        played = gather_object(list(report.episodes)) if processes > 1 else report.episodes
+        self.last_evaluation = EvaluationReport(task.name, tuple(sorted(played, key=lambda e: e.index)))
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in self.last_evaluation.metrics().items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(args, self.state, self.control, metrics)
+        return metrics
+
+    # --- what the steps are made of -----------------------------------------------------------------------------
+
+    @contextmanager
+    def _acting_policy(self) -> Iterator[None]:
+        """The bare model for `_generate`; under ZeRO-3 with its parameters gathered."""
+        with unwrap_model_for_generation(
+            self.model, self.accelerator, gather_deepspeed3_params=self.args.ds3_gather_for_generation
+        ) as unwrapped:
+            self._acting = unwrapped.policy
+            yield
+
+    def _generate(
+        self, prompts: Sequence[str], images: Sequence[np.ndarray], greedy: bool = False
+    ) -> list[Generation]:
+        with self.accelerator.autocast():
+            return self.policy.generate(self._acting, prompts, images, greedy=greedy)
+
+    def _score_all(
+        self, module: nn.Module, steps: Sequence[Transition], starts: Sequence[int]
+    ) -> tuple[StepScores, list[Tensor]]:
+        """Scores of all steps in their order, and each one's token log-probs; in batches of like lengths."""
+        order = np.argsort([len(t.response_ids) for t in steps], kind="stable")
+        batches = [
+            self.updater.score([steps[i] for i in chunk], [starts[i] for i in chunk], module, with_entropy=True)
+            for chunk in self._chunks(order)
+        ]
+        back = np.argsort(order, kind="stable")
+        tokens = [row[kept] for batch in batches for row, kept in zip(batch.token_logprobs, batch.mask, strict=True)]
+        columns = {name: torch.cat([getattr(batch, name) for batch in batches])[back] for name in StepScores._fields}
+        return StepScores(**columns), [tokens[i] for i in back]
+
+    def _values(self, prompts: Sequence[Any], images: Sequence[Any]) -> Tensor:
+        chunks = self._chunks(np.arange(len(prompts)))
+        return torch.cat(
+            [self.policy.values(self.model, [prompts[i] for i in c], [images[i] for i in c]) for c in chunks]
+        )
+
+    def _reference_logprobs(self, steps: Sequence[Transition], starts: Sequence[int]) -> list[Tensor]:
+        """Token log-probs under the starting policy: the adapter off, or the copy that the parent made."""
+        if self.is_peft_model:
+            with self.null_ref_context():
+                return self._score_all(self.model, steps, starts)[1]
+        return self._score_all(PolicyWithValue(self.ref_model, self.trained.value_head), steps, starts)[1]
+
+    def _chunks(self, order: np.ndarray) -> Iterator[list[int]]:
+        size = self.args.per_device_eval_batch_size
+        return (order[i : i + size].tolist() for i in range(0, len(order), size))
+
+    def _metrics(
+        self, rollout: Rollout, experience: Experience, means: Means, seconds: dict[str, float]
+    ) -> dict[str, float]:
+        """Everything that is logged of one update, over all processes; each name is explained in docs/metrics."""
+        count_rollout(rollout, self.task, means)
+        for name, value in rollout_diagnostics(rollout, self.task).items():
+            means.add(name, value)
+        for name, value in seconds.items():
+            means.add(f"time/{name}", value)
+        means.add("value/mean", experience.values)
+        means.add("value/return", experience.returns)
+        means.add("value/explained_variance", ppo.explained_variance(experience.values, experience.returns))
+        metrics = means.reduce(self.accelerator.num_processes)
+        self._last_loss = metrics.get("loss/total", math.nan)
+        if self.corrector is not None and hasattr(self.corrector, "metrics"):
+            metrics |= self.corrector.metrics()
+        env_steps = self.args.num_envs * self.args.rollout_steps
+        return metrics | {
+            "env_steps": self.state.global_step * env_steps,
+            "episode/count": self.state.episode,
+            "buffer/size": len(self.buffer),
+            "buffer/images": self.buffer.num_images,
+            "speed/steps_per_second": env_steps / sum(seconds.values()),
+            **_memory(),
+        }
+
+    def _local_share(self, number: int) -> int:
+        processes = self.accelerator.num_processes
+        if number % processes:
+            raise ValueError(f"`num_envs` = {number} must be a multiple of the number of processes, {processes}.")
+        return number // processes
+
+    def _sum_over_processes(self, number: float) -> int:
+        return int(reduce(torch.tensor([number], dtype=torch.float64), reduction="sum"))
+
+    # --- saving and resuming ------------------------------------------------------------------------------------
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Policy (or adapter) as an ordinary `from_pretrained` folder, with the value head beside it."""
+        super().save_model(output_dir, _internal_call)
+        if self.args.should_save:
+            checkpoints.save_value_head(output_dir or self.args.output_dir, self.trained.value_head)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        super()._save_checkpoint(model, trial)
+        state = {"corrector": self.corrector.state_dict() if hasattr(self.corrector, "state_dict") else None}
+        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+        checkpoints.save_run_state(folder, self.accelerator.process_index, self.buffer, self.collector, state)
+
+    def _resume(self, checkpoint: str) -> None:
+        trained = self.trained
+        checkpoints.load_policy_weights(checkpoint, trained.policy)
+        checkpoints.load_value_head(checkpoint, trained.value_head)
+        self._load_optimizer_and_scheduler(checkpoint)
+        self.load_trainer_state(checkpoint)
+        state = checkpoints.load_run_state(checkpoint, self.accelerator.process_index, self.buffer, self.collector)
+        if state["corrector"] is not None and hasattr(self.corrector, "load_state_dict"):
+            self.corrector.load_state_dict(state["corrector"])
+        self._load_rng_state(checkpoint)  # last: whatever is made above may draw from them
+
+    def _close(self) -> None:
+        self.collector.close()
+
+
+def _check_task(task: Task | None, corrector: Corrector | None, args: GTRConfig) -> Task:
+    """Say what is missing before a model is loaded or a call is paid for."""
+    if task is None:
+        raise ValueError("GTRTrainer needs a `task`, e.g. task=make_task('points24').")
+    if corrector is None and args.thought_cloning_coef > 0:
+        raise ValueError(
+            "Thought cloning needs a `corrector`, e.g. corrector=ExpertCorrector(). For PPO alone set "
+            "`thought_cloning_coef=0`."
+        )
+    if corrector is not None and hasattr(corrector, "check"):
+        corrector.check(task)
+    return task
+
+
+def _load(model: PreTrainedModel | str, processing_class: Any, args: GTRConfig) -> tuple[PreTrainedModel, Any]:
+    if isinstance(model, str | os.PathLike):
+        model, loaded = load_policy(model, **(args.model_init_kwargs or {}))
+        processing_class = processing_class or loaded
+    elif processing_class is None:
+        processing_class = AutoProcessor.from_pretrained(model.config._name_or_path)
+    check_processor(model, processing_class)
+    return model, processing_class
+
+
+def _memory() -> dict[str, float]:
+    """Peak memory of this process, in GB."""
+    # Linux counts in KB, macOS in bytes.
+    unit = 1e9 if sys.platform == "darwin" else 1e6
+    memory = {"memory/cpu_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit}
+    if torch.cuda.is_available():
+        memory["memory/gpu_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    return memory
