@@ -36,8 +36,6 @@ REFUSED_FIELDS = {
 
 
 def _field(default: Any, help: str) -> Any:
-    if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata={"help": help})
     return field(default=default, metadata={"help": help})
 
 
@@ -69,8 +67,9 @@ class GTRConfig(PPOConfig):
         None, "bfloat16 autocast. None: on where the accelerator supports it, off on CPU. Sums stay in float32."
     )
 
-    model_init_kwargs: dict | str | None = _field(
-        None, "Arguments of `from_pretrained` when the trainer is given a model's name, as JSON on the command line."
+    model_init_kwargs: dict[str, Any] | None = field(
+        default=None,
+        metadata={"help": "Arguments of `from_pretrained` for a model given by name; JSON on the command line."},
     )
 
     # --- sizes ------------------------------------------------------------------------------------------------
@@ -109,7 +108,9 @@ class GTRConfig(PPOConfig):
     min_advantage_std: float = _field(
         0.1, "Advantages are divided by max(their spread, this), so that noise isn't blown up when all goes well."
     )
-    value_head_sizes: list[int] = _field([1024, 512], "Hidden layers of the value head. Paper: 1024 512.")
+    value_head_sizes: list[int] = field(
+        default_factory=lambda: [1024, 512], metadata={"help": "Hidden layers of the value head. Paper: 1024 512."}
+    )
     value_learning_rate: float | None = _field(3e-4, "Learning rate of the value head; None: `learning_rate`.")
     value_gradient_to_trunk: bool = _field(
         False, "Let the value loss train the model too, as in the paper. It can wreck a small model's policy."

@@ -202,7 +202,8 @@ class _Episode:
         if action is None and not self.penalize:
             action = self._random_action(response)
         if action is None:
-            reward, terminated, truncated = INVALID_ACTION_PENALTY, False, False
+            reward: Any = INVALID_ACTION_PENALTY
+            terminated, truncated = False, False
         else:
             self.observation, reward, terminated, truncated, self.info = self.env.step(action)
         truncated = truncated or len(self.transitions) + 1 >= self.limit

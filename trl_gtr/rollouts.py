@@ -64,7 +64,9 @@ class RolloutCollector:
         self.pool = ThreadPoolExecutor(correction_workers, thread_name_prefix="corrector") if corrector else None
         indices = range(first_index, first_index + num_envs)
         self.rngs = [np.random.default_rng([seed, index, 1]) for index in indices]
-        env_seeds = [int(np.random.SeedSequence([seed, index]).generate_state(1)[0]) for index in indices]
+        env_seeds: list[int | None] = [
+            int(np.random.SeedSequence([seed, index]).generate_state(1)[0]) for index in indices
+        ]
         observations, infos = self.envs.reset(seed=env_seeds)
         self.images = [np.array(image) for image in observations]
         self.infos = unpack_infos(infos, num_envs)

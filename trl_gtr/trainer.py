@@ -77,7 +77,7 @@ class GTRTrainer(PPOBridge):
         "id": "2503.08525",
         "citation": textwrap.dedent("""\
             @article{wei2025gtr,
-                title  = {{GTR: Guided Thought Reinforcement Prevents Thought Collapse in RL-based VLM Agent Training}},
+                title  = {GTR: Guided Thought Reinforcement Prevents Thought Collapse in RL-based VLM Agent Training},
                 author = {Tong Wei and Yijun Yang and Junliang Xing and Yuanchun Shi and Zongqing Lu and Deheng Ye},
                 year   = 2025,
                 eprint = {arXiv:2503.08525}
@@ -120,7 +120,7 @@ class GTRTrainer(PPOBridge):
         if not args.disable_tqdm:
             self.remove_callback(ProgressCallback)
             self.add_callback(GTRProgressCallback)
-        self.reward_scale = args.reward_scale or getattr(task, "reward_scale", 1.0)
+        self.reward_scale = float(args.reward_scale or getattr(task, "reward_scale", 1.0))
         local_envs = self._local_share(args.num_envs)
         self.collector = RolloutCollector(
             self.task,
@@ -396,7 +396,8 @@ class GTRTrainer(PPOBridge):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
-        state = {"corrector": self.corrector.state_dict() if hasattr(self.corrector, "state_dict") else None}
+        corrector: Any = self.corrector
+        state = {"corrector": corrector.state_dict() if hasattr(corrector, "state_dict") else None}
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         checkpoints.save_run_state(folder, self.accelerator.process_index, self.buffer, self.collector, state)
 
@@ -407,8 +408,9 @@ class GTRTrainer(PPOBridge):
         self._load_optimizer_and_scheduler(checkpoint)
         self.load_trainer_state(checkpoint)
         state = checkpoints.load_run_state(checkpoint, self.accelerator.process_index, self.buffer, self.collector)
-        if state["corrector"] is not None and hasattr(self.corrector, "load_state_dict"):
-            self.corrector.load_state_dict(state["corrector"])
+        corrector: Any = self.corrector
+        if state["corrector"] is not None and hasattr(corrector, "load_state_dict"):
+            corrector.load_state_dict(state["corrector"])
         self._load_rng_state(checkpoint)  # last: whatever is made above may draw from them
 
     def _close(self) -> None:
@@ -431,7 +433,7 @@ def _check_task(task: Task | None, corrector: Corrector | None, args: GTRConfig)
 
 def _load(model: PreTrainedModel | str, processing_class: Any, args: GTRConfig) -> tuple[PreTrainedModel, Any]:
     if isinstance(model, str | os.PathLike):
-        model, loaded = load_policy(model, **(args.model_init_kwargs or {}))
+        model, loaded = load_policy(model, **dict(args.model_init_kwargs or {}))
         processing_class = processing_class or loaded
     elif processing_class is None:
         processing_class = AutoProcessor.from_pretrained(model.config._name_or_path)

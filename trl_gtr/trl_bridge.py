@@ -1,9 +1,9 @@
 """The only file that knows `trl.experimental.ppo`: where its trainer meets an environment and a shared trunk.
 
 TRL's `PPOTrainer` wants a reward model, a sized dataset and a value model with a trunk of its own. [`PPOBridge`] gives
-it stand-ins for those, puts one module with policy and value head in their place before anything is prepared, and mends
-what breaks in the parent: bf16 that isn't switched on, gradient checkpointing that does nothing, saving under DDP.
-`tests/test_trl_bridge.py` holds the contract that these lines rely on.
+it stand-ins for those, puts one module with policy and value head in their place before anything is prepared, and
+mends what breaks in the parent: bf16 that isn't switched on, gradient checkpointing that does nothing, saving under
+DDP. `tests/test_trl_bridge.py` holds the contract that these lines rely on.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class TrainedModule(PolicyWithValue):
     It takes the place of TRL's `PolicyAndValueWrapper`, which runs a second trunk for the value.
     """
 
-    def __init__(self, policy: nn.Module, value_head: ValueHead, detach_value: bool) -> None:
+    policy: Any
+
+    def __init__(self, policy: Any, value_head: ValueHead, detach_value: bool) -> None:
         super().__init__(policy, value_head, detach_value)
         self.config = policy.config  # read by DeepSpeed's and the hub's code
 
@@ -102,6 +104,9 @@ class PPOBridge(PPOTrainer):
     is_distributed_loading_by_transformers = False
     is_fsdp_xla_v1_enabled = False
     label_names: list[str] = []  # noqa: RUF012
+    model: Any
+    control: Any
+    ref_model: Any
 
     def __init__(self, args: Any, model: PreTrainedModel, value_head: ValueHead, processing_class: Any, **kwargs: Any):
         self._value_head = value_head
