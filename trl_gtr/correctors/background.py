@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -30,21 +30,22 @@ class BackgroundLoop:
                 self._thread.start()
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    def stop(self) -> None:
-        """Cancel what still runs, wait for it to end, and end the thread."""
+    def stop(self, finally_run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Cancel what still runs, wait for it to end, run a last coroutine and end the thread."""
         with self._lock:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
         if loop is None or thread is None:
             return
-        asyncio.run_coroutine_threadsafe(_cancel_all(), loop).result()
+        asyncio.run_coroutine_threadsafe(_cancel_all(finally_run), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
 
 
-async def _cancel_all() -> None:
+async def _cancel_all(finally_run: Callable[[], Coroutine[Any, Any, None]]) -> None:
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+    await finally_run()

@@ -112,7 +112,7 @@ class ChatClient:
         max_completion_length: int,
         timeout: float,
         max_retries: int,
-        first_delay: float = 0.5,
+        first_delay: float,
     ):
         self.client, self.budget, self.model = client, budget, model
         self.temperature, self.max_completion_length = temperature, max_completion_length

@@ -52,6 +52,8 @@ class OpenAICorrector:
         timeout: Seconds for one try.
         deadline: Seconds for one correction with all its retries, tool rounds and repair, from its turn on.
         max_retries: Further tries after a time-out, a lost connection, 408, 409, 429 or 5xx.
+        retry_delay: Seconds before the first of them, doubled for each further one, with jitter; longer where the
+            server asks for it.
         max_calls: Budget of the whole run in HTTP calls; like the next two it is split evenly over processes.
         max_tokens: Budget in tokens, prompt and answer together.
         max_usd: Budget in US dollars.
@@ -79,6 +81,7 @@ class OpenAICorrector:
         timeout: float = 30.0,
         deadline: float = 90.0,
         max_retries: int = 4,
+        retry_delay: float = 0.5,
         max_calls: int | None = None,
         max_tokens: int | None = None,
         max_usd: float | None = None,
@@ -111,6 +114,7 @@ class OpenAICorrector:
             max_completion_length=max_completion_length,
             timeout=timeout,
             max_retries=max_retries,
+            first_delay=retry_delay,
         )
         self.identity = (
             f"{model} at {self.server}, temperature {temperature}, image size {image_size} {image_detail}, "
@@ -312,7 +316,7 @@ class OpenAICorrector:
     def close(self) -> None:
         """End what is under way: it comes back as failed, cancelled. Afterwards nothing is sent any more."""
         self._closed = True
-        self._background.stop()
+        self._background.stop(finally_run=self._chat.client.close)
 
 
 @dataclass

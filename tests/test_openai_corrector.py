@@ -1,0 +1,513 @@
+"""OpenAICorrector against a real HTTP server: protocol, faults, trust."""
+
+from __future__ import annotations
+
+import base64
+import email.utils
+import io
+import json
+import logging
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from chat_server import ChatServer, calls_tool, cuts, drips, floods, hangs, raw, says, status, waits
+from corrector_cases import CANARY, SECRET, no_answer, number_line_request, yes_answer
+from PIL import Image
+
+from trl_gtr.correctors import OpenAICorrector, failure_kind
+from trl_gtr.correctors.chat import read_reply
+from trl_gtr.tasks.number_line import NumberLineTask
+
+pytest.importorskip("openai")
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "OPENAI_BASE_URL", "OPENAI_API_KEY", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.fixture
+def make() -> Iterator[Any]:
+    """Builds correctors with short times, and closes them."""
+    made: list[OpenAICorrector] = []
+
+    def build(server: ChatServer | str, **options: Any) -> OpenAICorrector:
+        options = {
+            "api_key": SECRET,
+            "timeout": 5.0,
+            "deadline": 10.0,
+            "retry_delay": 0.01,
+            "max_retries": 2,
+        } | options
+        url = server if isinstance(server, str) else server.url
+        made.append(OpenAICorrector(options.pop("model", "test-model"), base_url=url, **options))
+        return made[-1]
+
+    yield build
+    for corrector in made:
+        corrector.close()
+
+
+WRONG = number_line_request(1, 4, said=(2, 4))
+RIGHT = number_line_request(1, 4)
+
+
+# -- what is sent ----------------------------------------------------------------------------------------------------
+
+
+def test_request_holds_a_png_and_the_schema_but_never_the_truth(make: Any) -> None:
+    with ChatServer(says(yes_answer())) as server:
+        request = number_line_request(shade=77)
+        make(server, image_size=20).correct([request])
+        body = server.seen[0].body
+    assert CANARY not in server.seen[0].text
+    assert body["model"] == "test-model"
+    assert body["temperature"] == 0.4
+    system, user = body["messages"]
+    text, picture = user["content"]
+    assert request.prompt in text["text"]
+    assert request.response.text in text["text"]
+    assert "Does the target lie above or below" in system["content"]
+    header, _, data = picture["image_url"]["url"].partition(",")
+    assert header == "data:image/png;base64"
+    decoded = Image.open(io.BytesIO(base64.b64decode(data)))
+    assert decoded.format == "PNG"
+    assert decoded.size == (20, 15)  # 40 × 30 before
+    assert np.array(decoded)[0, 0].tolist() == [77, 77, 77]
+    schema = body["response_format"]["json_schema"]["schema"]
+    assert schema["required"] == ["numbers", "direction", "evaluation", "correction", "right_action"]
+    assert schema["properties"]["evaluation"]["enum"] == ["YES", "NO"]
+
+
+def test_azure_paths_and_header(make: Any) -> None:
+    with ChatServer(says(yes_answer()), key=SECRET) as server:
+        corrector = make(server.root, model="my-deployment", azure=True, api_version="2024-10-21")
+        corrector.check(NumberLineTask())
+        assert corrector.correct([RIGHT])[0].verdict == "right"
+        path, headers = server.seen[0].path, server.seen[0].headers
+    assert path == "/openai/deployments/my-deployment/chat/completions?api-version=2024-10-21"
+    assert headers["api-key"] == SECRET
+
+
+def test_key_and_address_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ChatServer(says(yes_answer()), key=SECRET) as server:
+        monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        corrector = OpenAICorrector("test-model")
+        assert corrector.correct([RIGHT])[0].verdict == "right"
+        corrector.close()
+
+
+def test_own_server_needs_no_key_and_openai_does(make: Any) -> None:
+    with ChatServer(says(yes_answer())) as server:
+        assert make(server, api_key=None).correct([RIGHT])[0].verdict == "right"
+    with pytest.raises(ValueError, match="api_key"):
+        OpenAICorrector("gpt-4o")
+
+
+# -- what comes back -------------------------------------------------------------------------------------------------
+
+
+def test_verdicts(make: Any) -> None:
+    with ChatServer(says(yes_answer()), says(no_answer())) as server:
+        corrector = make(server, prices=(2.0, 10.0))
+        right = corrector.correct([RIGHT])[0]
+        corrected = corrector.correct([WRONG])[0]
+    assert (right.verdict, right.thought, right.action) == ("right", None, "+")
+    assert corrected.verdict == "corrected"
+    assert corrected.thought == {
+        "current number": 1,
+        "target number": 4,
+        "thoughts": "From 1 to 4 I go up: +.",
+    }
+    assert corrected.action == "+"
+    assert corrected.usage.calls == 1
+    assert corrected.usage.usd == pytest.approx((100 * 2 + 20 * 10) / 1e6)
+    assert corrected.source == corrector.identity
+    assert corrected.latency > 0
+
+
+def test_order_of_a_batch_is_kept(make: Any) -> None:
+    def by_picture(handler: Any, seen: Any) -> None:
+        said = re.search(r'current number\\": ([0-9]), \\"target number\\": 5', seen.text)
+        assert said
+        says(no_answer(int(said[1]) - 1, 5))(handler, seen)
+
+    requests = [number_line_request(i, 5, said=(i + 1, 5)) for i in (3, 0, 2, 1)]
+    with ChatServer(by_picture) as server:
+        answers = make(server).correct(requests)
+    assert [answer.thought["current number"] for answer in answers] == [3, 0, 2, 1]
+
+
+def test_one_repair_round_names_the_problem(make: Any) -> None:
+    with ChatServer(says("no idea"), says(no_answer())) as server:
+        corrector = make(server)
+        answer = corrector.correct([WRONG])[0]
+        messages = server.seen[1].body["messages"]
+    assert answer.verdict == "corrected"
+    assert answer.usage.calls == 2
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
+    assert "no JSON object" in messages[-1]["content"]
+    assert corrector.metrics()["corrector/repairs"] == 1
+
+
+UNUSABLE = {
+    "malformed": '{"numbers": "1',
+    "empty": "",
+    "null": None,
+    "a list": "[1, 2]",
+    "lower case": json.dumps(yes_answer() | {"evaluation": "yes"}),
+    "a sentence with NO in it": json.dumps(yes_answer() | {"evaluation": "None of it is wrong"}),
+    "a boolean": json.dumps(yes_answer() | {"evaluation": True}),
+    "missing key": json.dumps({"evaluation": "YES", "correction": None}),
+    "another key": json.dumps(yes_answer() | {"score": "5"}),
+    "no correction": json.dumps(no_answer(correction=None)),
+    "correction is text": json.dumps(no_answer(correction="go up")),
+    "correction lacks a key": json.dumps(no_answer(correction={"thoughts": "up +"})),
+    "correction of wrong type": json.dumps(
+        no_answer(correction={"current number": [1], "target number": 4, "thoughts": "up: +"})
+    ),
+    "YES with a correction": json.dumps(no_answer() | {"evaluation": "YES"}),
+    "NO that changes nothing": json.dumps(no_answer(correction=dict(WRONG.response.fields), right_action="+")),
+    "illegal action": json.dumps(no_answer(right_action="jump")),
+    "impossible reading": json.dumps(no_answer(1, 40)),
+    "wrong by its own reading": json.dumps(no_answer(4, 1) | {"right_action": "+"}),
+    "NaN": json.dumps(no_answer()).replace('"current number": 1', '"current number": NaN'),
+    "same key twice": json.dumps(yes_answer())[:-1] + ', "evaluation": "NO"}',
+    "deep": '{"a":' + "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("content", UNUSABLE.values(), ids=UNUSABLE.keys())
+def test_unusable_answers_fail_after_one_repair(make: Any, content: Any) -> None:
+    with ChatServer(says(content)) as server:
+        corrector = make(server)
+        answer = corrector.correct([WRONG])[0]
+        assert len(server.seen) == 2
+    assert failure_kind(answer) == "unusable"
+    assert answer.thought is None
+    assert corrector.metrics()["corrector/failed_unusable"] == 1
+    assert corrector.metrics()["corrector/calls"] == 2
+
+
+def test_yes_to_a_thought_that_contradicts_itself_is_not_believed(make: Any) -> None:
+    downwards = number_line_request(1, 4, action="-")
+    with ChatServer(says(yes_answer())) as server:
+        assert failure_kind(make(server).correct([downwards])[0]) == "unusable"
+
+
+def test_answer_that_is_wrong_but_consistent_passes_unless_verified(make: Any) -> None:
+    """Nobody but the hidden truth can tell that the picture shows 1 and 4 and not 2 and 5."""
+    with ChatServer(says(no_answer(2, 5))) as server:
+        assert make(server).correct([WRONG])[0].verdict == "corrected"
+        checked = make(server, verify_with_truth=True)
+        assert failure_kind(checked.correct([WRONG])[0]) == "untrue"
+        assert checked.metrics()["corrector/verified_with_truth"] == 1
+        assert CANARY not in "".join(seen.text for seen in server.seen)
+
+
+# -- faults ----------------------------------------------------------------------------------------------------------
+
+# name: step, kind, tries, options
+FAULTS: dict[str, tuple[Any, str, int, dict[str, Any]]] = {
+    "time-out": (hangs, "timeout", 3, {"timeout": 0.15}),
+    "deadline": (hangs, "timeout", 1, {"timeout": 5.0, "deadline": 0.3}),
+    "slow drip": (drips, "timeout", 3, {"timeout": 0.15}),
+    "cut mid-body": (cuts, "connection", 3, {}),
+    "429": (status(429), "server", 3, {}),
+    "429 with a short Retry-After": (status(429, headers={"Retry-After": "0.05"}), "server", 3, {}),
+    "429 with an endless Retry-After": (status(429, headers={"Retry-After": "3600"}), "server", 1, {}),
+    "429 without credit": (status(429, code="insufficient_quota"), "server", 1, {}),
+    "500": (status(500), "server", 3, {}),
+    "502": (status(502), "server", 3, {}),
+    "503": (status(503), "server", 3, {}),
+    "403": (status(403), "rejected", 1, {}),
+    "404": (status(404), "rejected", 1, {}),
+    "no JSON body": (raw(b"<html>gateway</html>"), "unusable", 2, {}),
+    "no choices": (raw(b'{"choices": []}'), "unusable", 2, {}),
+    "body of wrong types": (raw(b'{"choices": {"0": 1}, "usage": "free"}'), "unusable", 2, {}),
+    "10 MB": (floods, "unusable", 1, {}),
+    "cut off": (says('{"numbers": "1', finish="length"), "unusable", 2, {}),
+    "refusal": (says(None, refusal="I can't help with that"), "refused", 1, {}),
+    "content filter": (says("", finish="content_filter"), "refused", 1, {}),
+    "unknown tool": (calls_tool("launch", {}), "unusable", 1, {}),
+}
+
+
+@pytest.mark.parametrize(("step", "kind", "tries", "options"), FAULTS.values(), ids=FAULTS.keys())
+def test_fault_costs_its_own_label_and_the_next_request_works(
+    make: Any, step: Any, kind: str, tries: int, options: dict[str, Any]
+) -> None:
+    good = says(no_answer())
+    with ChatServer(*[step] * tries, good) as server:
+        corrector = make(server, **options)
+        started = time.monotonic()
+        answer = corrector.correct([WRONG])[0]
+        seconds = time.monotonic() - started
+        assert len(server.seen) == tries
+        server.released.set()
+        after = corrector.correct([number_line_request(1, 4, said=(3, 4))])[0]
+    assert failure_kind(answer) == kind
+    assert (answer.thought, answer.action) == (None, None)
+    assert seconds < 4
+    assert after.verdict == "corrected"
+    metrics = corrector.metrics()
+    failures = {name: count for name, count in metrics.items() if "failed" in name}
+    assert failures == {f"corrector/failed_{kind}": 1}
+    assert metrics["corrector/calls"] == tries + 1
+
+
+def test_connection_refused(make: Any) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))  # bound but not listening: nobody else takes the port
+        corrector = make(f"http://127.0.0.1:{listener.getsockname()[1]}/v1")
+        answer = corrector.correct([WRONG])[0]
+        assert failure_kind(answer) == "connection"
+        assert answer.usage.calls == 3
+        assert answer.usage.prompt_tokens == 0  # never sent
+        with pytest.raises(ValueError, match="is the server up"):
+            corrector.check(NumberLineTask())
+
+
+def test_recovers_within_the_retries(make: Any) -> None:
+    with ChatServer(status(500), cuts, says(no_answer())) as server:
+        corrector = make(server)
+        answer = corrector.correct([WRONG])[0]
+    assert answer.verdict == "corrected"
+    assert answer.usage.calls == 3
+    assert corrector.metrics()["corrector/retries"] == 2
+
+
+@pytest.mark.parametrize("form", ["seconds", "milliseconds", "date"])
+def test_retry_after_is_honoured(make: Any, form: str) -> None:
+    headers = {
+        "seconds": {"Retry-After": "0.3"},
+        "milliseconds": {"retry-after-ms": "300"},
+        "date": {"Retry-After": email.utils.formatdate(time.time() + 2, usegmt=True)},
+    }[form]
+    times: list[float] = []
+
+    def note(then: Any) -> Any:
+        return lambda handler, seen: (times.append(time.monotonic()), then(handler, seen))
+
+    with ChatServer(note(status(429, headers=headers)), note(says(no_answer()))) as server:
+        assert make(server).correct([WRONG])[0].verdict == "corrected"
+    assert times[1] - times[0] >= 0.29
+
+
+def test_retries_wait_longer_each_time_with_jitter(make: Any) -> None:
+    with ChatServer(says("")) as server:
+        chat = make(server, retry_delay=1.0)._chat
+    delays = [[chat._delay(tries) for _ in range(50)] for tries in range(3)]
+    for tries, drawn in enumerate(delays):
+        assert 0.5 * 2**tries <= min(drawn) < max(drawn) <= 2**tries
+        assert len(set(drawn)) > 40
+
+
+def test_schema_unsupported_falls_back_and_is_remembered(make: Any) -> None:
+    def strict_server(handler: Any, seen: Any) -> None:
+        kind = seen.body.get("response_format", {}).get("type", "text")
+        step = says(no_answer()) if kind == "text" else status(400, f"{kind} is not supported")
+        step(handler, seen)
+
+    with ChatServer(strict_server) as server:
+        corrector = make(server)
+        assert corrector.correct([WRONG])[0].verdict == "corrected"
+        formats = [seen.body.get("response_format", {}).get("type") for seen in server.seen]
+        assert formats == ["json_schema", "json_object", None]
+        assert corrector.correct([number_line_request(1, 4, said=(3, 4))])[0].verdict == "corrected"
+        assert all("response_format" not in seen.body for seen in server.seen[3:])
+
+
+def test_newer_models_that_reject_temperature_and_max_tokens(make: Any) -> None:
+    def picky(handler: Any, seen: Any) -> None:
+        if "max_tokens" in seen.body:
+            status(400, "Unsupported parameter: use 'max_completion_tokens' instead")(handler, seen)
+        elif "temperature" in seen.body:
+            status(400, "temperature does not support 0.4")(handler, seen)
+        else:
+            says(no_answer())(handler, seen)
+
+    with ChatServer(picky) as server:
+        assert make(server).correct([WRONG])[0].verdict == "corrected"
+        last = server.seen[-1].body
+    assert last["max_completion_tokens"] == 1024
+    assert last["response_format"]["type"] == "json_schema"
+
+
+def test_bad_request_for_ever_ends(make: Any) -> None:
+    with ChatServer(status(400, "no")) as server:
+        answer = make(server).correct([WRONG])[0]
+        assert len(server.seen) == 3
+    assert failure_kind(answer) == "rejected"
+
+
+# -- start -----------------------------------------------------------------------------------------------------------
+
+
+def test_wrong_key_fails_at_the_start_and_nothing_is_spent(make: Any) -> None:
+    with ChatServer(says(yes_answer()), key="sk-another-key") as server:
+        corrector = make(server)
+        with pytest.raises(ValueError, match=r"rejects the key \(HTTP 401\): set OPENAI_API_KEY") as caught:
+            corrector.check(NumberLineTask())
+        assert server.seen == []
+    assert SECRET not in str(caught.value)
+    assert corrector.metrics()["corrector/calls"] == 0
+
+
+def test_unlisted_model_warns(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with ChatServer(says(""), models=("qwen", "llava")) as server:
+        make(server).check(NumberLineTask())
+    assert "doesn't list a model 'test-model'; it lists qwen, llava" in caplog.text
+
+
+def test_without_the_openai_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "openai", None)
+    with pytest.raises(ImportError, match=re.escape('pip install "trl-gtr[openai]"')):
+        OpenAICorrector(api_key=SECRET)
+
+
+# -- the key ---------------------------------------------------------------------------------------------------------
+
+
+def test_key_is_nowhere(make: Any, caplog: pytest.LogCaptureFixture, tmp_path: Any) -> None:
+    """Servers that repeat the key in errors, refusals and answers; every logger at DEBUG."""
+    from trl_gtr.correctors import CachedCorrector
+
+    caplog.set_level(logging.DEBUG)
+    for name in list(logging.root.manager.loggerDict):
+        logging.getLogger(name).setLevel(logging.DEBUG)
+    thought = no_answer()["correction"] | {"thoughts": f"{SECRET} says I go up: +."}
+    leaks = [
+        status(400, f"bad key {SECRET}"),
+        status(500, f"bad key {SECRET}"),
+        says(None, refusal=f"not with {SECRET}"),
+        says(no_answer(correction=thought)),
+    ]
+    found: list[str] = []
+    for leak in leaks:
+        with ChatServer(leak) as server:
+            corrector = make(server)
+            cached = CachedCorrector(corrector, tmp_path)
+            found += map(repr, cached.correct([WRONG]))
+            found += [repr(corrector), repr(cached), repr(corrector.__dict__), corrector.identity]
+            found += [json.dumps(corrector.state_dict()), json.dumps(corrector.metrics())]
+            assert server.seen[0].headers["authorization"] == f"Bearer {SECRET}"
+    with ChatServer(says(""), key="another") as server:
+        with pytest.raises(ValueError, match="rejects the key") as caught:
+            make(server).check(NumberLineTask())
+        found.append("".join(__import__("traceback").format_exception(caught.value)))
+    found += [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
+    found += [record.getMessage() + repr(record.args) for record in caplog.records]
+    assert len(found) > 30
+    assert "[key] says I go up" in "".join(found)  # the leak did get as far as the answer
+    leaking = [text for text in found if SECRET in text]
+    assert leaking == []
+
+
+# -- several at once -------------------------------------------------------------------------------------------------
+
+
+def test_identical_requests_in_flight_are_sent_once_and_paid_once(make: Any) -> None:
+    go = threading.Event()
+    with ChatServer(waits(go, says(no_answer()))) as server:
+        corrector = make(server)
+        answers: list[Any] = []
+        other = threading.Thread(target=lambda: answers.extend(corrector.correct([WRONG])))
+        other.start()
+        server.wait_for(lambda: server.in_flight == 1)
+        third = threading.Thread(target=lambda: answers.extend(corrector.correct([WRONG, WRONG])))
+        third.start()
+        while not any(flight.waiting == 3 for flight in list(corrector._flights.values())):
+            time.sleep(0.001)
+        go.set()
+        other.join()
+        third.join()
+        assert len(server.seen) == 1
+    assert [answer.verdict for answer in answers] == ["corrected"] * 3
+    assert sorted(answer.usage.calls for answer in answers) == [0, 0, 1]
+    assert corrector.metrics()["corrector/calls"] == 1
+    assert corrector.metrics()["corrector/shared"] == 2
+
+
+def test_concurrency_limit(make: Any) -> None:
+    go = threading.Event()
+    with ChatServer(waits(go, says(yes_answer()))) as server:
+        corrector = make(server, concurrency=3)
+        requests = [number_line_request(1, 4, shade=shade) for shade in range(9)]
+        answers: list[Any] = []
+        thread = threading.Thread(target=lambda: answers.extend(corrector.correct(requests)))
+        thread.start()
+        server.wait_for(lambda: server.in_flight == 3)
+        go.set()
+        thread.join()
+        assert server.most_in_flight == 3
+    assert [answer.verdict for answer in answers] == ["right"] * 9
+
+
+def test_close_ends_pending_corrections_at_once(make: Any) -> None:
+    with ChatServer(hangs) as server:
+        corrector = make(server, timeout=60.0, deadline=60.0, concurrency=2)
+        requests = [number_line_request(1, 4, shade=shade) for shade in range(6)]
+        answers: list[Any] = []
+        thread = threading.Thread(target=lambda: answers.extend(corrector.correct(requests)))
+        thread.start()
+        server.wait_for(lambda: server.in_flight == 2)
+        started = time.monotonic()
+        corrector.close()
+        thread.join(5)
+        assert time.monotonic() - started < 2
+        assert len(server.seen) == 2  # those that waited were never sent
+    assert [failure_kind(answer) for answer in answers] == ["cancelled"] * 6
+    assert failure_kind(corrector.correct([RIGHT])[0]) == "cancelled"
+
+
+def test_server_that_is_down_is_left_alone(make: Any) -> None:
+    """512 corrections against a dead server must not wait out 512 deadlines."""
+    with ChatServer(hangs) as server:
+        corrector = make(server, concurrency=8, timeout=0.1, max_retries=0)
+        requests = [number_line_request(1, 4, shade=shade) for shade in range(60)]
+        started = time.monotonic()
+        answers = corrector.correct(requests)
+        assert time.monotonic() - started < 3
+        assert len(server.seen) <= 16
+    kinds = [failure_kind(answer) for answer in answers]
+    assert set(kinds) == {"timeout", "unavailable"}
+    assert kinds.count("unavailable") >= 44
+
+
+# -- reading replies -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        ({"prompt_tokens": 3, "completion_tokens": 4}, (3, 4)),
+        ({"prompt_tokens": "3", "completion_tokens": 4}, None),
+        ({"prompt_tokens": -3, "completion_tokens": 4}, None),
+        ({}, None),
+        ([3, 4], None),
+        (None, None),
+    ],
+)
+def test_token_counts_are_believed_only_if_they_can_be(usage: Any, expected: Any) -> None:
+    body = {"choices": [{"message": {"content": "hello"}}], "usage": usage}
+    reply, tokens = read_reply(json.dumps(body))
+    assert reply.content == "hello"
+    assert tokens == expected
+
+
+def test_requests_without_a_rubric_are_refused_at_the_start(make: Any) -> None:
+    class Bare:
+        name = "bare"
+
+    with ChatServer(says("")) as server, pytest.raises(ValueError, match="has no rubric"):
+        make(server).check(Bare())
