@@ -308,7 +308,7 @@ class TestPolicyLoss:
         loss, gradient, stats = loss_and_gradient(log_ratio, advantage)
         assert math.isfinite(loss)
         assert math.isfinite(gradient)
-        tolerance = 1e-5 * abs(advantage)
+        tolerance = 1e-5 * abs(advantage) + 1e-30  # float32 has few digits left below that
         if advantage < 0:
             assert 0 <= loss <= 3 * abs(advantage) + tolerance
         else:

@@ -82,6 +82,16 @@ class TestKeeping:
         # χ² with 59 degrees of freedom; a count's variance is n·p·(1−p); 98.3 is exceeded once in a thousand
         assert ((kept - 100) ** 2 / (500 * 0.2 * 0.8)).sum() * 59 / 60 < 98.3
 
+    def test_reservoir_of_one(self):
+        """One place, three corrections, a third each: any off-by-one shows here."""
+        kept = np.zeros(3)
+        for seed in range(3000):
+            buffer = CorrectionBuffer(capacity=1, seed=seed)
+            fill(buffer, range(3))
+            kept[number_of(buffer.sample(1)[0])] += 1
+        # χ² with 2 degrees of freedom exceeds 13.8 once in a thousand
+        assert ((kept - 1000) ** 2 / 1000).sum() < 13.8
+
     def test_num_added_counts_what_was_dropped(self):
         buffer = CorrectionBuffer(capacity=3)
         fill(buffer, range(10))
