@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from trl_gtr.tasks import make_task
 from trl_gtr.tasks.number_line import NumberLineTask
 from trl_gtr.types import CorrectionRequest
 
@@ -58,6 +59,63 @@ def no_answer(current: int = 1, target: int = 4, **changes: Any) -> dict[str, An
     answer = {
         "numbers": "misread",
         "direction": "wrong",
+        "evaluation": "NO",
+        "correction": thought,
+        "right_action": action,
+    }
+    return answer | changes
+
+
+def points_request(
+    cards: tuple[str, ...] = ("4", "6", "A", "A"),
+    formula: str = "4",
+    *,
+    read: tuple[str, ...] | None = None,
+    aim: str = "4*6*1*1",
+    symbol: str = "*",
+    action: str = "*",
+) -> CorrectionRequest:
+    """A step of Points24 with these cards on the table, of which the agent read `read` and aims at `aim`."""
+    task = make_task("points24")
+    numbers = [{"A": 1, "J": 10, "Q": 10, "K": 10}.get(card) or int(card) for card in cards]
+    names = ["H" + ("T" if card == "10" else card) for card in cards]
+    info = {"Cards": names, "Numbers": numbers, "Formula": list(formula), "hidden": CANARY}
+    thought = {
+        "cards": list(read or cards),
+        "formula": formula,
+        "thoughts": f"I aim at {aim}=24. The formula so far is {formula}, so the next symbol is {symbol}.",
+    }
+    image = np.zeros((30, 40, 3), np.uint8)
+    return CorrectionRequest(
+        image=image,
+        prompt=task.prompt(image, info),
+        response=task.format.parse(task.format.render(thought, action)),
+        public_state=task.public_state(info),
+        info=info,
+        task=task,
+    )
+
+
+def points_answer(
+    cards: tuple[str, ...] = ("4", "6", "A", "A"),
+    formula: str = "4",
+    target: str | None = "4*6*1*1",
+    aim: str | None = None,
+    action: str | None = "*",
+    **changes: Any,
+) -> dict[str, Any]:
+    """A NO with a corrected thought; `aim` is the formula in the thought if it differs from the named target."""
+    thought = {
+        "cards": list(cards),
+        "formula": formula,
+        "thoughts": f"I aim at {aim or target}=24. After {formula} the next symbol is {action}.",
+    }
+    answer = {
+        "cards_read": "no",
+        "formula_right": "no",
+        "action_leads_there": "no",
+        "possible_solution": "YES",
+        "target_formula": target,
         "evaluation": "NO",
         "correction": thought,
         "right_action": action,

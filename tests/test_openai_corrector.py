@@ -305,7 +305,7 @@ def test_retry_after_is_honoured(make: Any, form: str) -> None:
 
 def test_retries_wait_longer_each_time_with_jitter(make: Any) -> None:
     with ChatServer(says("")) as server:
-        chat = make(server, retry_delay=1.0)._chat
+        chat = make(server, retry_delay=1.0)._open().chat
     delays = [[chat._delay(tries) for _ in range(50)] for tries in range(3)]
     for tries, drawn in enumerate(delays):
         assert 0.5 * 2**tries <= min(drawn) < max(drawn) <= 2**tries
@@ -426,7 +426,7 @@ def test_identical_requests_in_flight_are_sent_once_and_paid_once(make: Any) -> 
         server.wait_for(lambda: server.in_flight == 1)
         third = threading.Thread(target=lambda: answers.extend(corrector.correct([WRONG, WRONG])))
         third.start()
-        while not any(flight.waiting == 3 for flight in list(corrector._flights.values())):
+        while corrector._open().waiting() < 3:
             time.sleep(0.001)
         go.set()
         other.join()
@@ -467,7 +467,15 @@ def test_close_ends_pending_corrections_at_once(make: Any) -> None:
         assert time.monotonic() - started < 2
         assert len(server.seen) == 2  # those that waited were never sent
     assert [failure_kind(answer) for answer in answers] == ["cancelled"] * 6
-    assert failure_kind(corrector.correct([RIGHT])[0]) == "cancelled"
+
+
+def test_closed_corrector_can_be_used_again(make: Any) -> None:
+    with ChatServer(says(yes_answer())) as server:
+        corrector = make(server)
+        for _ in range(2):
+            assert corrector.correct([RIGHT])[0].verdict == "right"
+            corrector.close()
+        assert corrector.metrics()["corrector/calls"] == 2
 
 
 def test_server_that_is_down_is_left_alone(make: Any) -> None:

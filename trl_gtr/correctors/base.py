@@ -8,7 +8,8 @@ Any object with a `correct` method is a corrector. These further members are use
 | `check(task)` | raises a `ValueError` that says what is wrong, before training starts and anything is spent |
 | `metrics() -> dict[str, float]` | logged every update |
 | `state_dict()`, `load_state_dict(state)` | plain JSON values that a resumed run continues from |
-| `close()` | pending corrections come back as failed at once; nothing is asked any more |
+| `exhausted: bool` | the budget is spent and the run should stop, with a checkpoint |
+| `close()` | corrections under way come back as failed at once; a later call may start anew |
 """
 
 from __future__ import annotations
@@ -120,6 +121,10 @@ class CorrectorWrapper:
     @property
     def identity(self) -> str:
         return identity_of(self.corrector)
+
+    @property
+    def exhausted(self) -> bool:
+        return getattr(self.corrector, "exhausted", False)
 
     def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
         return self.corrector.correct(requests)

@@ -97,9 +97,10 @@ class ChatClient:
 
     Args:
         client: `AsyncOpenAI` or `AsyncAzureOpenAI`, with its own retries off.
+        max_length: Tokens of an answer.
         timeout: Seconds for one try, from connecting to the last byte.
         max_retries: Further tries after time-outs, lost connections, 408, 409, 429 and 5xx.
-        first_delay: Seconds before the first retry; doubled for each further one, with jitter.
+        delay: Seconds before the first retry; doubled for each further one, with jitter.
     """
 
     def __init__(
@@ -109,14 +110,14 @@ class ChatClient:
         *,
         model: str,
         temperature: float,
-        max_completion_length: int,
+        max_length: int,
         timeout: float,
         max_retries: int,
-        first_delay: float,
+        delay: float,
     ):
         self.client, self.budget, self.model = client, budget, model
-        self.temperature, self.max_completion_length = temperature, max_completion_length
-        self.timeout, self.max_retries, self.first_delay = timeout, max_retries, first_delay
+        self.temperature, self.max_length = temperature, max_length
+        self.timeout, self.max_retries, self.first_delay = timeout, max_retries, delay
         self.features = Features()
         self._jitter = random.Random()
         self._largest_prompt = 0
@@ -173,7 +174,7 @@ class ChatClient:
         body: dict[str, Any] = {
             "model": self.model,
             "messages": messages,
-            features.token_limit: self.max_completion_length,
+            features.token_limit: self.max_length,
         }
         if features.temperature:
             body["temperature"] = self.temperature
@@ -228,7 +229,7 @@ class ChatClient:
         text = sum(len(part.encode()) for message in body["messages"] for part in _texts(message))
         # 1500 tokens cover the picture and the tools with most models.
         prompt = max(text // 3 + 1500, int(1.25 * self._largest_prompt))
-        return self.budget.cost(prompt, self.max_completion_length)
+        return self.budget.cost(prompt, self.max_length)
 
     async def _send(self, body: dict[str, Any], timeout: float) -> str:
         """The body of a 200. Everything else is a `ChatError` or, where nothing can have been billed, unbilled."""

@@ -74,7 +74,7 @@ class LocalCorrector:
         )
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self._closed = False
+        self._ends = 0
 
     def __repr__(self) -> str:
         return f"LocalCorrector({self.identity})"
@@ -85,12 +85,13 @@ class LocalCorrector:
 
     def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
         corrections: list[Correction] = []
+        ends = self._ends
         for start in range(0, len(requests), self.batch_size):
             with self._lock:
-                corrections += self._correct_batch(requests[start : start + self.batch_size])
+                corrections += self._correct_batch(requests[start : start + self.batch_size], ends)
         return corrections
 
-    def _correct_batch(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
+    def _correct_batch(self, requests: Sequence[CorrectionRequest], ends: int) -> list[Correction]:
         """All conversations of a batch go on together until each has ended."""
         started = time.perf_counter()
         talks = [
@@ -101,7 +102,7 @@ class LocalCorrector:
         usages = [Usage() for _ in requests]
         while len(done) < len(talks):
             open_ones = [i for i in range(len(talks)) if i not in done]
-            if self._closed:
+            if self._ends > ends:
                 done |= {i: failed("cancelled", "the run ended") for i in open_ones}
                 break
             prompts = [flatten(talks[i].messages) for i in open_ones]
@@ -137,8 +138,8 @@ class LocalCorrector:
         self._counts = Counter({name: int(count) for name, count in state["counts"].items()})
 
     def close(self) -> None:
-        """The batch under way is finished, the rest comes back as failed, cancelled."""
-        self._closed = True
+        """The batch under way is finished, the rest comes back as failed, cancelled. A later call starts anew."""
+        self._ends += 1
 
 
 def flatten(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -7,26 +7,23 @@ import base64
 import io
 import logging
 import threading
-import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import numpy as np
 from PIL import Image
 
-from ..types import Correction, CorrectionRequest, Usage
+from ..types import Correction, CorrectionRequest
 from .audit import is_true
-from .background import BackgroundLoop
-from .base import BudgetExhausted, Corrector, failed, failure_kind, request_digest
-from .breaker import Breaker
+from .base import BudgetExhausted, Corrector, failed, failure_kind
 from .budget import Budget, Limits, price_of
-from .chat import ChatClient, ChatError, Meter, ToolsUnsupported
-from .conversation import Conversation
+from .chat import ChatClient
 from .questions import VERSION
+from .session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -89,143 +86,78 @@ class OpenAICorrector:
         when_spent: WhenSpent | Corrector = "stop",
         verify_with_truth: bool = False,
     ):
-        if when_spent not in ("stop", "continue") and not isinstance(when_spent, Corrector):
-            raise ValueError(f'when_spent must be "stop", "continue" or a corrector, not {when_spent!r}')
-        for name, value in (("concurrency", concurrency), ("timeout", timeout), ("deadline", deadline)):
-            if value <= 0:
-                raise ValueError(f"{name} must be positive, not {value}")
         prices = prices or price_of(model)
-        if max_usd is not None and prices is None:
-            raise ValueError(
-                f"max_usd needs the price of {model!r}: give prices=(usd per million prompt tokens, usd per million "
-                "answer tokens), (0, 0) for a server of your own"
-            )
-        self.model, self.azure, self.concurrency, self.deadline = model, azure, concurrency, deadline
-        self.image_size, self.image_detail, self.max_tool_rounds = image_size, image_detail, max_tool_rounds
+        _check_options(model, max_usd, prices, when_spent)
+        self.model, self.azure, self.image_size, self.image_detail = model, azure, image_size, image_detail
         self.when_spent, self.verify_with_truth = when_spent, verify_with_truth
         self.budget = Budget(Limits(max_calls, max_tokens, max_usd).per_process(), prices)
-        client = _make_client(base_url, api_key, azure, api_version, timeout)
-        self.server = urlsplit(str(client.base_url)).netloc.rpartition("@")[2]  # a user name or key has no place in it
-        self._chat = ChatClient(
-            client,
-            self.budget,
-            model=model,
-            temperature=temperature,
-            max_completion_length=max_completion_length,
-            timeout=timeout,
-            max_retries=max_retries,
-            first_delay=retry_delay,
-        )
+        self._counts: Counter[str] = Counter(retries=0, repairs=0, shared=0)
+        self._spent = False
+        self._lock = threading.Lock()
+        self._session: Session | None = None
+
+        sampling: dict[str, Any] = {"model": model, "temperature": temperature, "max_length": max_completion_length}
+        limits: dict[str, Any] = {"concurrency": concurrency, "deadline": deadline, "max_tool_rounds": max_tool_rounds}
+
+        def new_session() -> Session:  # a closure and no attributes: the key stays out of every repr
+            client = _make_client(base_url, api_key, azure, api_version, timeout)
+            chat = ChatClient(
+                client, self.budget, **sampling, timeout=timeout, max_retries=max_retries, delay=retry_delay
+            )
+            return Session(chat, self._counts, **limits)
+
+        self._new_session: Callable[[], Session] = new_session
+        address = str(self._open().chat.client.base_url)
+        self.server = urlsplit(address).netloc.rpartition("@")[2]  # a user name or key has no place in it
         self.identity = (
             f"{model} at {self.server}, temperature {temperature}, image size {image_size} {image_detail}, "
             f"{max_tool_rounds} tool rounds, questions v{VERSION}" + (", verified" if verify_with_truth else "")
         )
-        self._background = BackgroundLoop("openai-corrector")
-        self._slots = asyncio.Semaphore(concurrency)
-        self._breaker = Breaker(failures=max(8, concurrency))
-        self._flights: dict[str, _Flight] = {}
-        self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
-        self._spent = self._closed = False
 
     def __repr__(self) -> str:
         return f"OpenAICorrector({self.identity})"
 
     # -- correcting ------------------------------------------------------------------------------------------------
 
+    @property
+    def exhausted(self) -> bool:
+        """The budget is spent and the run is to stop: every further call raises `BudgetExhausted`."""
+        return self._spent and self.when_spent == "stop"
+
     def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
-        if self._closed:
-            return [failed("cancelled", "the corrector is closed", source=self.identity) for _ in requests]
-        if self._spent and self.when_spent == "stop":
+        if self.exhausted:
             raise BudgetExhausted(f"the corrector's budget is spent: {self._spent_words()}")
+        session = self._open()
         futures: list[Future[Correction]] = []
         try:
             for request in requests:
                 part = self._image_part(request.image)  # here, not in the loop: drawing a PNG takes milliseconds
-                futures.append(self._background.submit(self._join(request_digest(request), request, part)))
+                futures.append(session.submit(request, part))
             corrections = [future.result() for future in futures]
         except BaseException:
             for future in futures:
                 future.cancel()
             raise
+        corrections = [self._finish(*pair) for pair in zip(requests, corrections, strict=True)]
         return self._fall_back(requests, corrections)
+
+    def _open(self) -> Session:
+        with self._lock:
+            if self._session is None:
+                self._session = self._new_session()
+            return self._session
 
     def _image_part(self, image: np.ndarray) -> dict[str, Any]:
         url = data_url(image, self.image_size)
         return {"type": "image_url", "image_url": {"url": url, "detail": self.image_detail}}
 
-    async def _join(self, digest: str, request: CorrectionRequest, image_part: Mapping[str, Any]) -> Correction:
-        """The correction, shared with identical requests that are under way: one of them is sent and pays."""
-        started = time.perf_counter()
-        flight = self._flights.get(digest)
-        first = flight is None
-        if flight is None:
-            flight = self._flights[digest] = _Flight(asyncio.ensure_future(self._correct(request, image_part)))
-            flight.task.add_done_callback(lambda _: self._flights.pop(digest, None))
-        flight.waiting += 1
-        try:
-            correction = await asyncio.shield(flight.task)
-        except asyncio.CancelledError:
-            if not self._closed:
-                raise
-            correction = failed("cancelled", "the run ended", source=self.identity)
-        finally:
-            flight.waiting -= 1
-            if flight.waiting == 0:
-                flight.task.cancel()  # nobody wants it any more; no effect if it is done
-        usage = correction.usage if first else Usage()
-        correction = replace(correction, usage=usage, latency=time.perf_counter() - started, source=self.identity)
-        self._count(correction, shared=not first)
-        return correction
-
-    async def _correct(self, request: CorrectionRequest, image_part: Mapping[str, Any]) -> Correction:
-        async with self._slots:
-            if self._closed:
-                return failed("cancelled", "the run ended")
-            if self._spent:
-                return failed("budget", "the corrector's budget is spent")
-            if not self._breaker.allows():
-                return failed("unavailable", f"{self.server} has failed many times in a row")
-            meter = Meter(time.monotonic() + self.deadline)
-            try:
-                # The deadline again, for a conversation that hangs outside any single try.
-                correction = await asyncio.wait_for(self._talk(request, image_part, meter), self.deadline)
-                self._breaker.record(reached=True)
-            except ChatError as error:
-                if error.kind in ("timeout", "connection", "server", "rejected"):
-                    self._breaker.record(reached=False)
-                else:
-                    self._breaker.abandon()
-                correction = failed(error.kind, error.detail)
-            except asyncio.TimeoutError:  # not the builtin one on Python 3.10
-                self._breaker.record(reached=False)
-                correction = failed("timeout", f"no correction within {self.deadline:.3g} s")
-            except BaseException:
-                self._breaker.abandon()
-                raise
-            finally:
-                self._counts["retries"] += meter.retries
+    def _finish(self, request: CorrectionRequest, correction: Correction) -> Correction:
+        """Sign and count an answer, and hold it against the truth if that is wanted."""
         if self.verify_with_truth and correction.verdict != "failed" and not is_true(correction, request):
-            correction = failed("untrue", "the task's hidden truth contradicts the answer")
-        return replace(correction, usage=meter.usage)
-
-    async def _talk(self, request: CorrectionRequest, image_part: Mapping[str, Any], meter: Meter) -> Correction:
-        conversation = self._conversation(request, image_part)
-        while True:
-            try:
-                reply = await self._chat.ask(conversation.messages, conversation.schema, conversation.tools, meter)
-            except ToolsUnsupported:
-                conversation = self._conversation(request, image_part)
-                continue
-            repairs = conversation.repairs_left
-            correction = conversation.hear(reply)
-            self._counts["repairs"] += repairs - conversation.repairs_left
-            if correction is not None:
-                return correction
-
-    def _conversation(self, request: CorrectionRequest, image_part: Mapping[str, Any]) -> Conversation:
-        in_words = not self._chat.features.native_tools
-        return Conversation(request, image_part, tools_in_words=in_words, max_tool_rounds=self.max_tool_rounds)
+            reason = "the task's hidden truth contradicts the answer"
+            correction = failed("untrue", reason, usage=correction.usage, latency=correction.latency)
+        self._count(correction)
+        return replace(correction, source=self.identity)
 
     def _fall_back(self, requests: Sequence[CorrectionRequest], corrections: list[Correction]) -> list[Correction]:
         """Who answers what the budget no longer paid for?"""
@@ -233,9 +165,9 @@ class OpenAICorrector:
         if not unpaid:
             return corrections
         with self._lock:
-            if not self._spent:
-                self._spent = True
-                logger.warning("the corrector's budget is spent (%s); %s", self._spent_words(), self._after())
+            first, self._spent = not self._spent, True
+        if first:
+            logger.warning("the corrector's budget is spent (%s); %s", self._spent_words(), self._after())
         if not isinstance(self.when_spent, Corrector):
             return corrections
         others = self.when_spent.correct([requests[i] for i in unpaid])
@@ -245,14 +177,14 @@ class OpenAICorrector:
 
     # -- keeping count ---------------------------------------------------------------------------------------------
 
-    def _count(self, correction: Correction, *, shared: bool) -> None:
+    def _count(self, correction: Correction) -> None:
         kind = failure_kind(correction)
+        if kind is None:
+            return
         with self._lock:
-            self._counts["shared"] += shared
-            if kind is not None:
-                self._counts[f"failed_{kind}"] += 1
-                first = self._counts[f"failed_{kind}"] == 1
-        if kind is not None and kind not in ("budget", "cancelled") and first:
+            self._counts[f"failed_{kind}"] += 1
+            first = self._counts[f"failed_{kind}"] == 1
+        if first and kind not in ("budget", "cancelled"):
             logger.warning("a correction failed (%s); further ones of this kind are only counted", correction.reason)
 
     def _after(self) -> str:
@@ -281,7 +213,8 @@ class OpenAICorrector:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         with self._lock:
             self.budget.load_state_dict(state["spent"])
-            self._counts = Counter({name: int(count) for name, count in state["counts"].items()})
+            self._counts.clear()  # in place: the session adds to it
+            self._counts.update({name: int(count) for name, count in state["counts"].items()})
 
     # -- start and end ---------------------------------------------------------------------------------------------
 
@@ -291,13 +224,10 @@ class OpenAICorrector:
             raise ValueError(f"task {getattr(task, 'name', task)!r} has no rubric, so nobody knows what to ask")
         if self.verify_with_truth:
             logger.warning("verify_with_truth is on: the hidden truth filters the corrector's answers")
-        self._background.submit(self._check_server()).result()
-
-    async def _check_server(self) -> None:
         import openai
 
         try:
-            page = await asyncio.wait_for(self._chat.client.models.list(), self._chat.timeout)
+            known = self._open().list_models()
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
             names = "AZURE_OPENAI_API_KEY" if self.azure else "OPENAI_API_KEY"
             raise ValueError(
@@ -309,22 +239,25 @@ class OpenAICorrector:
             return
         except (openai.APIConnectionError, asyncio.TimeoutError):
             raise ValueError(f"no answer from {self.server}: is the server up and base_url right?") from None
-        known = [model.id for model in page.data or ()]
         if known and not self.azure and self.model not in known:
             logger.warning("%s doesn't list a model %r; it lists %s", self.server, self.model, ", ".join(known[:10]))
 
     def close(self) -> None:
-        """End what is under way: it comes back as failed, cancelled. Afterwards nothing is sent any more."""
-        self._closed = True
-        self._background.stop(finally_run=self._chat.client.close)
+        """End what is under way: it comes back as failed, cancelled. A later call connects anew."""
+        with self._lock:
+            session, self._session = self._session, None
+        if session is not None:
+            session.close()
 
 
-@dataclass
-class _Flight:
-    """A correction under way and how many wait for it."""
-
-    task: asyncio.Future[Correction]
-    waiting: int = 0
+def _check_options(model: str, max_usd: float | None, prices: Any, when_spent: Any) -> None:
+    if when_spent not in ("stop", "continue") and not isinstance(when_spent, Corrector):
+        raise ValueError(f'when_spent must be "stop", "continue" or a corrector, not {when_spent!r}')
+    if max_usd is not None and prices is None:
+        raise ValueError(
+            f"max_usd needs the price of {model!r}: give prices=(usd per million prompt tokens, usd per million "
+            "answer tokens), (0, 0) for a server of your own"
+        )
 
 
 def data_url(image: np.ndarray, size: int | None = None) -> str:

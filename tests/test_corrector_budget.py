@@ -1,0 +1,190 @@
+"""Limits on what a corrector may spend: in arithmetic, and over HTTP."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from chat_server import ChatServer, hangs, says, status, waits
+from corrector_cases import number_line_request, yes_answer
+
+from trl_gtr.correctors import BudgetExhausted, ExpertCorrector, OpenAICorrector, failure_kind
+from trl_gtr.correctors.budget import Budget, Limits, price_of
+from trl_gtr.types import Usage
+
+pytest.importorskip("openai")
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    made: list[OpenAICorrector] = []
+
+    def build(server: ChatServer, **options: Any) -> OpenAICorrector:
+        options = {"max_retries": 0} | options
+        made.append(OpenAICorrector("test-model", base_url=server.url, api_key="sk-budget-tests", **options))
+        return made[-1]
+
+    yield build
+    for corrector in made:
+        corrector.close()
+
+
+def requests(count: int, first: int = 0) -> list[Any]:
+    return [number_line_request(1, 4, shade=shade) for shade in range(first, first + count)]
+
+
+def kinds(answers: list[Any]) -> list[Any]:
+    return [failure_kind(answer) or answer.verdict for answer in answers]
+
+
+def test_prices() -> None:
+    assert price_of("gpt-4o") == price_of("gpt-4o-2024-08-06") == (2.5, 10.0)
+    assert price_of("gpt-4o-2024-05-13") == (5.0, 15.0)
+    assert price_of("gpt-4o-mini") == (0.15, 0.6)
+    assert price_of("llava") is None
+    assert Budget(Limits(), (2.5, 10.0)).cost(1000, 100) == Usage(1, 1000, 100, pytest.approx(0.0035))
+
+
+def test_reservations_of_calls_in_flight_count() -> None:
+    budget = Budget(Limits(usd=0.010), (10.0, 10.0))
+    estimate = budget.cost(300, 100)  # 0.004
+    assert budget.reserve(estimate) is True
+    assert budget.reserve(estimate) is True
+    assert budget.reserve(estimate) is None  # wait: the first two may turn out cheaper
+    budget.settle(estimate, budget.cost(100, 100))
+    assert budget.reserve(estimate) is True
+    budget.settle(estimate, estimate)
+    budget.settle(estimate, estimate)
+    assert budget.spent.usd == pytest.approx(0.010)
+    assert budget.reserve(estimate) is False
+
+
+@pytest.mark.parametrize("limits", [{"calls": 0}, {"tokens": -1}, {"usd": 0.0}])
+def test_limits_must_be_positive(limits: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be positive"):
+        Limits(**limits)
+
+
+def test_limits_are_split_over_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert Limits(10, 1000, 2.0).per_process() == Limits(2, 250, 0.5)
+    assert Limits().per_process() == Limits()
+
+
+def test_usd_limit_needs_a_price(make: Any) -> None:
+    with ChatServer(says(yes_answer())) as server:
+        with pytest.raises(ValueError, match="max_usd needs the price of 'test-model'"):
+            make(server, max_usd=1.0)
+        with pytest.raises(ValueError, match="when_spent must be"):
+            make(server, when_spent="explode")
+
+
+def test_stop_returns_what_was_paid_for_and_then_raises(make: Any) -> None:
+    with ChatServer(says(yes_answer())) as server:
+        corrector = make(server, max_calls=3)
+        assert not corrector.exhausted
+        answers = corrector.correct(requests(5))
+        assert sorted(kinds(answers)) == ["budget", "budget", "right", "right", "right"]
+        assert corrector.exhausted
+        with pytest.raises(BudgetExhausted, match="3 calls"):
+            corrector.correct(requests(1))
+        assert len(server.seen) == 3
+    metrics = corrector.metrics()
+    assert metrics["corrector/calls"] == 3
+    assert metrics["corrector/calls_remaining"] == 0
+    assert metrics["corrector/failed_budget"] == 2
+
+
+def test_continue_warns_once_and_asks_nobody(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with ChatServer(says(yes_answer())) as server:
+        corrector = make(server, max_calls=1, when_spent="continue")
+        answers = [corrector.correct(requests(1, shade))[0] for shade in range(4)]
+        assert len(server.seen) == 1
+    assert kinds(answers) == ["right", "budget", "budget", "budget"]
+    assert caplog.text.count("budget is spent") == 1
+    assert "going on without corrections" in caplog.text
+
+
+def test_another_corrector_takes_over(make: Any) -> None:
+    with ChatServer(says(yes_answer())) as server:
+        corrector = make(server, max_calls=1, when_spent=ExpertCorrector())
+        wrong = number_line_request(1, 4, said=(2, 4))
+        answers = corrector.correct(requests(1)) + corrector.correct([wrong, *requests(1)])
+    assert kinds(answers) == ["right", "corrected", "right"]
+    assert answers[1].thought["current number"] == 1
+    assert answers[1].source == "fallback: expert"
+
+
+def test_usd_limit_is_never_exceeded_with_many_in_flight(make: Any) -> None:
+    """A call costs 0.0012 USD (100 × 2 + 20 × 50 per million); 0.02 pay for 16 of them, estimates included."""
+    with ChatServer(says(yes_answer())) as server:
+        corrector = make(server, prices=(2.0, 50.0), max_usd=0.02, max_completion_length=100, when_spent="continue")
+        answers = corrector.correct(requests(40))
+        paid = kinds(answers).count("right")
+        assert len(server.seen) == paid
+    metrics = corrector.metrics()
+    assert metrics["corrector/usd_spent"] == pytest.approx(0.0012 * paid)
+    assert metrics["corrector/usd_spent"] + metrics["corrector/usd_remaining"] == pytest.approx(0.02)
+    assert metrics["corrector/usd_spent"] <= 0.02
+    assert 8 <= paid <= 16
+
+
+def test_token_limit(make: Any) -> None:
+    with ChatServer(says(yes_answer(), usage=(5000, 500))) as server:
+        corrector = make(server, max_tokens=12_000, when_spent="continue", concurrency=1)
+        answers = corrector.correct(requests(5))
+    assert kinds(answers).count("right") == 1  # a second one might have taken 1.25 × 5000 + 1024 more
+    assert corrector.metrics()["corrector/tokens"] == 5500
+    assert corrector.metrics()["corrector/tokens_remaining"] == 6500
+
+
+def test_call_that_breaks_off_is_counted_at_its_estimate_and_an_error_at_nothing(make: Any) -> None:
+    with ChatServer(hangs) as server:
+        corrector = make(server, prices=(1.0, 1.0), timeout=0.1)
+        lost = corrector.correct(requests(1))[0]
+    assert failure_kind(lost) == "timeout"
+    assert lost.usage.completion_tokens == 1024
+    assert lost.usage.usd > 0
+    with ChatServer(status(500)) as server:
+        refused = make(server, prices=(1.0, 1.0)).correct(requests(1))[0]
+    assert (refused.usage.calls, refused.usage.usd) == (1, 0)
+
+
+def test_server_that_counts_no_tokens_is_charged_the_estimate(make: Any) -> None:
+    with ChatServer(says(yes_answer(), usage=None)) as server:
+        answer = make(server, prices=(1.0, 1.0)).correct(requests(1))[0]
+    assert answer.verdict == "right"
+    assert answer.usage.completion_tokens == 1024
+
+
+def test_what_was_spent_survives_a_resume(make: Any) -> None:
+    with ChatServer(says(yes_answer())) as server:
+        before = make(server, max_calls=3, prices=(2.0, 50.0))
+        before.correct(requests(2))
+        state = json.loads(json.dumps(before.state_dict()))
+        after = make(server, max_calls=3, prices=(2.0, 50.0))
+        after.load_state_dict(state)
+        assert after.metrics()["corrector/usd_spent"] == pytest.approx(0.0024)
+        assert sorted(kinds(after.correct(requests(2, first=2)))) == ["budget", "right"]
+        assert len(server.seen) == 3
+
+
+def test_waiting_for_a_reservation_ends_when_the_other_call_settles(make: Any) -> None:
+    go = threading.Event()
+    with ChatServer(waits(go, says(yes_answer()))) as server:
+        # Room for one estimate (about 2200 + 100 tokens) at a time, and for both calls as they turn out.
+        corrector = make(server, max_tokens=3000, max_completion_length=100)
+        answers: list[Any] = []
+        thread = threading.Thread(target=lambda: answers.extend(corrector.correct(requests(2))))
+        thread.start()
+        server.wait_for(lambda: server.in_flight == 1)
+        assert len(server.seen) == 1
+        go.set()
+        thread.join()
+        assert len(server.seen) == 2
+    assert kinds(answers) == ["right", "right"]
