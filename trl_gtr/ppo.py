@@ -190,11 +190,11 @@ def value_loss(
 
 
 def kl_k3(logprob: Tensor, ref_logprob: Tensor, log_ratio_clamp: float = 20.0) -> Tensor:
-    """k3 estimate of KL(π ‖ π_ref) from samples of π: `q − 1 − log q` with `q = π_ref / π`; (B,), never negative.
+    """k3 estimate of KL(π ‖ π_ref) from samples of π: `q − 1 − log q` with `q = π_ref / π`; never negative.
 
     Args:
-        logprob: (B,) under π; gradients flow.
-        ref_logprob: (B,) under π_ref.
+        logprob: under π, (B,) of responses or (B, T) of tokens; gradients flow.
+        ref_logprob: under π_ref, the same shape.
         log_ratio_clamp: bound of |log q|.
     """
     _same_shape(logprob=logprob, ref_logprob=ref_logprob)
