@@ -8,10 +8,12 @@ import io
 import json
 import logging
 import re
+import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -490,6 +492,52 @@ def test_server_that_is_down_is_left_alone(make: Any) -> None:
     kinds = [failure_kind(answer) for answer in answers]
     assert set(kinds) == {"timeout", "unavailable"}
     assert kinds.count("unavailable") >= 44
+
+
+# -- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+
+def _interrupt_once(server: ChatServer, count: int) -> threading.Thread:
+    """Send the main thread a real SIGINT as soon as the server has so many requests in hand."""
+
+    def interrupt() -> None:
+        server.wait_for(lambda: server.in_flight == count)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    return thread
+
+
+def test_ctrl_c_in_correct_ends_at_once_and_sends_no_more(make: Any) -> None:
+    with ChatServer(hangs) as server:
+        corrector = make(server, timeout=60.0, deadline=60.0, concurrency=2)
+        requests = [number_line_request(1, 4, shade=shade) for shade in range(6)]
+        started = time.monotonic()
+        thread = _interrupt_once(server, 2)
+        with pytest.raises(KeyboardInterrupt):
+            corrector.correct(requests)
+        assert time.monotonic() - started < 5
+        thread.join()
+        while corrector._open().waiting():
+            time.sleep(0.001)
+        assert len(server.seen) == 2
+
+
+def test_ctrl_c_while_a_pool_corrects_ends_at_once(make: Any) -> None:
+    """As the collector does it: calls in a pool, the main thread waiting for them, `close` on the way out."""
+    with ChatServer(hangs) as server, ThreadPoolExecutor(4) as pool:
+        corrector = make(server, timeout=60.0, deadline=60.0)
+        futures = [pool.submit(corrector.correct, [number_line_request(1, 4, shade=shade)]) for shade in range(4)]
+        started = time.monotonic()
+        thread = _interrupt_once(server, 4)
+        with pytest.raises(KeyboardInterrupt):
+            [future.result() for future in futures]
+        corrector.close()
+        answers = [future.result(5)[0] for future in futures]
+        assert time.monotonic() - started < 5
+        thread.join()
+    assert [failure_kind(answer) for answer in answers] == ["cancelled"] * 4
 
 
 # -- reading replies -------------------------------------------------------------------------------------------------
