@@ -1,22 +1,22 @@
-"""Fixtures that several test modules share."""
+"""Fixtures that several test modules share. Torch is imported by those tests only that need it."""
 
 import os
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-
 import pytest
-import torch
-import transformers
-import vlms
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Spinning threads of several test processes make each other ten times slower
-torch.set_num_threads(1)
-transformers.utils.logging.disable_progress_bar()
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")
 def tiny_vlm(tmp_path_factory):
-    """`tiny_vlm("llava")` → a fresh (model, processor), loaded from a checkpoint that is written once a session."""
+    """`tiny_vlm("llava")` → a fresh (model, processor), loaded from a checkpoint that is written once a session.
+
+    The names are those in `vlms.FAMILIES`.
+    """
+    import vlms
+
     directories = {}
 
     def load(family="llava"):
@@ -26,9 +26,3 @@ def tiny_vlm(tmp_path_factory):
         return vlms.load_family(directories[family])
 
     return load
-
-
-@pytest.fixture(params=vlms.FAMILIES)
-def family(request):
-    """The name of each supported model family in turn."""
-    return request.param
