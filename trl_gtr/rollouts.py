@@ -61,7 +61,7 @@ class RolloutCollector:
         self.task, self.generate, self.corrector = task, generate, corrector
         self.first_index, self.penalize = first_index, invalid_action == "penalty"
         self.envs = SyncVectorEnv([self._make_env] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
-        self.pool = ThreadPoolExecutor(correction_workers, thread_name_prefix="corrector") if corrector else None
+        self.correction_workers = correction_workers
         indices = range(first_index, first_index + num_envs)
         self.rngs = [np.random.default_rng([seed, index, 1]) for index in indices]
         env_seeds: list[int | None] = [
@@ -78,6 +78,14 @@ class RolloutCollector:
 
     def collect(self, steps: int) -> Rollout:
         """Play `steps` steps in every environment."""
+        pool = ThreadPoolExecutor(self.correction_workers, thread_name_prefix="corrector")
+        try:
+            return self._collect(steps, pool)
+        finally:
+            # Nothing is left to wait for, but after an error or an interrupt.
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _collect(self, steps: int, pool: ThreadPoolExecutor) -> Rollout:
         clock = Clock()
         transitions: list[Transition] = []
         pending: list[Future[list[Correction]] | None] = []
@@ -89,7 +97,7 @@ class RolloutCollector:
                 generations = self.generate(prompts, self.images)
                 responses = [self.task.format.parse(generation.text) for generation in generations]
             with clock("environment"):
-                future, indices = self._ask_corrector(prompts, responses)
+                future, indices = self._ask_corrector(pool, prompts, responses)
                 pending.append(future)
                 asked.append(indices)
                 played = self._play(step, prompts, generations, responses)
@@ -103,11 +111,11 @@ class RolloutCollector:
         return [self.task.prompt(image, info) for image, info in zip(self.images, self.infos, strict=True)]
 
     def _ask_corrector(
-        self, prompts: list[str], responses: list[Response]
+        self, pool: ThreadPoolExecutor, prompts: list[str], responses: list[Response]
     ) -> tuple[Future[list[Correction]] | None, list[int]]:
         """Send every parsable thought of this vector step off; say which environments they belong to."""
         indices = [i for i, response in enumerate(responses) if response.valid]
-        if self.pool is None or self.corrector is None or not indices:
+        if self.corrector is None or not indices:
             return None, []
         requests = [
             CorrectionRequest(
@@ -120,7 +128,7 @@ class RolloutCollector:
             )
             for i in indices
         ]
-        return self.pool.submit(self.corrector.correct, requests), indices
+        return pool.submit(self.corrector.correct, requests), indices
 
     def _play(
         self, step: int, prompts: list[str], generations: list[Generation], responses: list[Response]
@@ -202,11 +210,6 @@ class RolloutCollector:
                 f"The checkpoint holds {len(envs)} environments for this process, not {self.envs.num_envs}."
             )
         self.envs.envs = envs
-
-    def close(self) -> None:
-        if self.pool is not None:
-            self.pool.shutdown(wait=False, cancel_futures=True)
-        self.envs.close()
 
 
 class SkippableStep(gym.Wrapper):

@@ -152,11 +152,11 @@ class GTRTrainer(PPOBridge):
                 self._finish_update(rollout, experience, means, rollout.times | clock.seconds)  # 5. log, save
         except (BudgetExhausted, KeyboardInterrupt) as reason:
             logger.warning("The run stops at update %d: %r.", self.state.global_step, reason)
+            if hasattr(self.corrector, "close"):
+                self.corrector.close()  # corrections under way come back at once
             self._save_checkpoint(self.model, trial=None)
             if isinstance(reason, KeyboardInterrupt):
                 raise
-        finally:
-            self._close()
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         seconds = time.perf_counter() - self.started
         return TrainOutput(self.state.global_step, self._last_loss, {"train_runtime": seconds})
@@ -189,18 +189,23 @@ class GTRTrainer(PPOBridge):
         return self._sum_over_processes(corrected)
 
     def _labels(self, step: Transition, correction: Correction) -> np.ndarray:
-        """The ids to clone: the right thought, and the action behind it where the settings say so."""
+        """The ids to clone: the right thought, and the action behind it where the settings say so.
+
+        Both are written anew from their parts, so that what is cloned is clean JSON even where the agent's text had to
+        be read leniently.
+        """
         args, own = self.args, step.response
-        with_action = args.clone_full_response or (args.clone_right_actions and own.action == correction.action)
         if correction.verdict == "corrected" and correction.thought is not None:
-            thought = self.task.format.render_thought(correction.thought)
-            action = (args.clone_full_response and correction.action) or own.action or ""
-            ids = self.policy.encode_response(self.task.format.render(correction.thought, action))
-            return ids if with_action else ids[: self.policy.spans.first_token(ids, len(thought))]
-        if correction.verdict == "right" and args.clone_right_thoughts:
-            ids = step.response_ids
-            return ids if with_action else ids[: self.policy.spans.action_start(ids, own.action_span)]
-        return np.zeros(0, np.int64)
+            thought = correction.thought
+        elif correction.verdict == "right" and args.clone_right_thoughts:
+            thought = own.fields
+        else:
+            return np.zeros(0, np.int64)
+        action = (args.clone_full_response and correction.action) or own.action or ""
+        ids = self.policy.encode_response(self.task.format.render(thought, action))
+        if args.clone_full_response or (args.clone_right_actions and own.action == correction.action):
+            return ids
+        return ids[: self.policy.spans.first_token(ids, len(self.task.format.render_thought(thought)))]
 
     @torch.no_grad()
     def _score_rollout(self, rollout: Rollout, corrected: int, means: Means) -> Experience:
@@ -412,9 +417,6 @@ class GTRTrainer(PPOBridge):
         if state["corrector"] is not None and hasattr(corrector, "load_state_dict"):
             corrector.load_state_dict(state["corrector"])
         self._load_rng_state(checkpoint)  # last: whatever is made above may draw from them
-
-    def _close(self) -> None:
-        self.collector.close()
 
 
 def _check_task(task: Task | None, corrector: Corrector | None, args: GTRConfig) -> Task:

@@ -1,0 +1,225 @@
+"""RolloutCollector: what is recorded, what is asked, and what happens to unreadable answers."""
+
+import pickle
+import threading
+import time
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from toy import COLOURS, ColourEnv, ColourTask
+
+from trl_gtr.correctors import ExpertCorrector
+from trl_gtr.rollouts import RolloutCollector, SkippableStep, unpack_infos
+from trl_gtr.types import Correction, Generation
+
+
+def scripted(task, script=None):
+    """A policy that reads the colour off the picture, or says what `script(image)` gives."""
+
+    def read(image):
+        mean = image.reshape(-1, 3).mean(0)
+        return min(COLOURS, key=lambda colour: np.abs(np.array(COLOURS[colour]) - mean).sum())
+
+    def answer(image):
+        colour = read(image)
+        return task.format.render({"thoughts": f"it is {colour}"}, colour)
+
+    def generate(prompts, images):
+        texts = [(script or answer)(image) for image in images]
+        return [Generation(np.arange(len(text)), text) for text in texts]
+
+    return generate
+
+
+def collector(task=None, script=None, corrector=None, num_envs=3, **kwargs):
+    task = task or ColourTask()
+    return RolloutCollector(task, scripted(task, script), corrector, num_envs=num_envs, **kwargs)
+
+
+def test_transitions_come_step_by_step_with_their_own_state():
+    rollout = collector(ColourTask(length=2), corrector=ExpertCorrector()).collect(5)
+    assert len(rollout) == 15
+    assert [t.step for t in rollout.transitions] == [step for step in range(5) for _ in range(3)]
+    assert [t.env_index for t in rollout.transitions] == [0, 1, 2] * 5
+    # The info and the picture belong together: the scripted policy reads it right every time.
+    assert all(t.reward == 1.0 for t in rollout.transitions)
+    assert all(t.response.action == t.info["colour"] for t in rollout.transitions)
+    assert all(c.verdict == "right" for c in rollout.corrections)
+    assert [t.terminated for t in rollout.transitions if t.env_index == 0] == [False, True, False, True, False]
+
+
+def test_episodes_are_whole_even_when_they_began_in_an_earlier_rollout():
+    source = collector(ColourTask(length=3))
+    first, second = source.collect(2), source.collect(2)
+    assert not first.episodes
+    assert [len(episode) for episode in second.episodes] == [3, 3, 3]
+    assert all(step.image.size == 0 for episode in second.episodes for step in episode)
+
+
+def test_a_truncated_episode_keeps_its_true_final_observation():
+    rollout = collector(ColourTask(length=2, terminates=False)).collect(2)
+    last = rollout.transitions[-1]
+    assert last.truncated
+    assert last.bootstrap
+    assert last.final_prompt == "Which colour?"
+    # the vector environment has reset already: what comes next is another picture
+    assert not np.array_equal(last.final_image, rollout.last_images[-1])
+
+
+def test_a_truncation_marked_as_final_does_not_bootstrap():
+    class Marked(ColourEnv):
+        def step(self, action):
+            observation, reward, terminated, truncated, info = super().step(action)
+            return observation, reward, terminated, truncated, info | ({"bootstrap": False} if truncated else {})
+
+    class MarkedTask(ColourTask):
+        def make_env(self, *, evaluation=False):
+            return Marked(terminates=False)
+
+    rollout = collector(MarkedTask()).collect(2)
+    assert rollout.transitions[-1].truncated
+    assert not rollout.transitions[-1].bootstrap
+    assert rollout.transitions[-1].final_image is None
+
+
+def test_unreadable_text_plays_at_random_and_asks_nobody():
+    asked = []
+
+    class Counting:
+        def correct(self, requests):
+            asked.extend(requests)
+            return [Correction("right") for _ in requests]
+
+    rollout = collector(script=lambda image: "no idea", corrector=Counting(), num_envs=50).collect(4)
+    assert not asked
+    assert rollout.corrections == [None] * 200
+    assert not any(t.legal for t in rollout.transitions)
+    wins = sum(t.reward > 0 for t in rollout.transitions)
+    assert 25 <= wins <= 80  # a quarter of 200, within five standard deviations
+
+
+def test_an_illegal_action_still_gets_its_thought_corrected():
+    script = lambda image: '{"thoughts": "it is pink", "action": "pink"}'  # noqa: E731
+    rollout = collector(script=script, corrector=ExpertCorrector()).collect(1)
+    assert not any(t.legal for t in rollout.transitions)
+    assert {c.verdict for c in rollout.corrections} == {"corrected"}
+
+
+def test_a_penalty_steps_nothing_and_costs_one():
+    source = collector(script=lambda image: "no idea", invalid_action="penalty", num_envs=2)
+    before = [image.copy() for image in source.images]
+    rollout = source.collect(3)
+    assert all(t.reward == -1.0 and not t.terminated for t in rollout.transitions)
+    assert all(np.array_equal(a, b) for a, b in zip(before, source.images, strict=True))
+    assert all(env.unwrapped.steps == 0 for env in source.envs.envs)
+
+
+def test_skips_count_against_the_step_limit():
+    gym.register("tests/Colour-v0", ColourEnv, max_episode_steps=4)
+    try:
+        env = SkippableStep(gym.make("tests/Colour-v0"))
+        env.reset(seed=0)
+        ends = [env.step(SkippableStep.skip(env.action_space))[3] for _ in range(4)]
+        assert ends == [False, False, False, True]
+    finally:
+        del gym.registry["tests/Colour-v0"]
+
+
+def test_the_deals_follow_the_global_index_of_an_environment():
+    whole = collector(num_envs=4, seed=5).collect(3)
+    halves = [collector(num_envs=2, first_index=first, seed=5).collect(3) for first in (0, 2)]
+    split = {(t.env_index, t.step): t.info for half in halves for t in half.transitions}
+    assert {(t.env_index, t.step): t.info for t in whole.transitions} == split
+    assert collector(num_envs=4, seed=6).collect(3).transitions[0].info is not None
+
+
+def test_corrections_hide_behind_the_steps_that_follow():
+    """Every request is out before the first answer comes: the collector waits for none until the end."""
+    arrived, go_on = threading.Semaphore(0), threading.Event()
+
+    class Slow:
+        def correct(self, requests):
+            arrived.release()
+            assert go_on.wait(timeout=20)
+            return [Correction("right") for _ in requests]
+
+    results = []
+    source = collector(corrector=Slow())
+    thread = threading.Thread(target=lambda: results.append(source.collect(4)))
+    thread.start()
+    for _ in range(4):
+        assert arrived.acquire(timeout=20)
+    assert not results
+    go_on.set()
+    thread.join(timeout=20)
+    assert len(results[0].corrections) == 12
+
+
+def test_a_corrector_error_surfaces_at_the_end_of_the_rollout():
+    class Broken:
+        def correct(self, requests):
+            raise RuntimeError("broken on purpose")
+
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        collector(corrector=Broken()).collect(2)
+
+
+def test_a_restored_collector_goes_on_where_it_was():
+    source = collector(ColourTask(length=5), script=lambda image: "no idea", seed=3)
+    source.collect(2)
+    state = source.state_dict()
+    expected = source.collect(4)
+    other = collector(ColourTask(length=5), script=lambda image: "no idea", seed=99)
+    other.load_state_dict(state)
+    again = other.collect(4)
+    assert [(t.info, t.reward) for t in again.transitions] == [(t.info, t.reward) for t in expected.transitions]
+    assert [len(e) for e in again.episodes] == [len(e) for e in expected.episodes]
+
+
+def test_an_environment_that_cant_be_pickled_says_so():
+    class Unpicklable(ColourTask):
+        def make_env(self, *, evaluation=False):
+            env = ColourEnv()
+            env.lock = threading.Lock()
+            return env
+
+    with pytest.raises(ValueError, match="save_strategy='no'"):
+        collector(Unpicklable()).state_dict()
+
+
+def test_a_checkpoint_of_another_size_is_refused():
+    with pytest.raises(ValueError, match="holds 2 environments"):
+        collector(num_envs=3).load_state_dict(collector(num_envs=2).state_dict())
+
+
+def test_live_lists_in_infos_are_copied():
+    """The original card games hand out the list that they go on appending to."""
+    live = ["4"]
+    infos = {"Formula": np.array([live, None], dtype=object), "_Formula": np.array([True, False])}
+    unpacked = unpack_infos(infos, 2)
+    live.append("+")
+    assert unpacked == [{"Formula": ["4"]}, {}]
+
+
+def test_nested_infos_and_numbers_become_plain():
+    infos = {
+        "Target": np.array([3, 0]),
+        "_Target": np.array([True, False]),
+        "final_info": {"Current": np.array([0.0, 2.5]), "_Current": np.array([False, True])},
+        "_final_info": np.array([False, True]),
+    }
+    unpacked = unpack_infos(infos, 2)
+    assert unpacked == [{"Target": 3}, {"final_info": {"Current": 2.5}}]
+    assert type(unpacked[0]["Target"]) is int
+    pickle.dumps(unpacked)
+
+
+def test_times_are_counted_by_phase():
+    def slow(image):
+        time.sleep(0.01)
+        return "no idea"
+
+    times = collector(script=slow, num_envs=2).collect(2).times
+    assert times["generate"] >= 0.04
+    assert set(times) == {"generate", "environment", "wait_for_corrections"}

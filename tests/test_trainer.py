@@ -1,0 +1,493 @@
+"""GTRTrainer on the toy world: what is right before, during and after an update."""
+
+import json
+import logging
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig
+from toy import COLOURS, ColourTask, build_toy_model, teach_format
+from transformers import AutoModelForImageTextToText, AutoProcessor
+from trl.experimental.ppo import PPOTrainer
+
+from trl_gtr.config import GTRConfig
+from trl_gtr.correctors import BudgetExhausted, ExpertCorrector
+from trl_gtr.models import lora_target_modules
+from trl_gtr.policy import PolicyWithValue
+from trl_gtr.trainer import GTRTrainer
+from trl_gtr.types import Correction
+
+# Depend on the machine, not on the run.
+UNSTEADY = ("time/", "speed/", "memory/", "corrector/latency")
+
+
+@pytest.fixture(scope="session")
+def toy_checkpoint(tmp_path_factory):
+    """A model that answers in the right form and at random, as a folder."""
+    folder = tmp_path_factory.mktemp("toy")
+    model, processor = build_toy_model()
+    teach_format(model, processor)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def make_trainer(toy_checkpoint, tmp_path):
+    def make(task=None, corrector="expert", model=None, trainer_kwargs=None, **overrides):
+        args = {
+            "output_dir": str(tmp_path / "run"),
+            "use_cpu": True,
+            "report_to": "none",
+            "disable_tqdm": True,
+            "save_strategy": "no",
+            "gradient_checkpointing": False,
+            "num_envs": 4,
+            "rollout_steps": 4,
+            "total_env_steps": 32,
+            "per_device_train_batch_size": 8,
+            "per_device_eval_batch_size": 8,
+            "num_ppo_epochs": 2,
+            "learning_rate": 1e-3,
+            "temperature": 1.0,
+            "max_completion_length": 12,
+            "value_head_sizes": [16],
+            **overrides,
+        }
+        config = GTRConfig(**args)
+        if corrector == "expert":
+            corrector = ExpertCorrector() if config.thought_cloning_coef > 0 else None
+        return GTRTrainer(model or toy_checkpoint, config, task or ColourTask(), corrector, **(trainer_kwargs or {}))
+
+    return make
+
+
+def steady(log_history):
+    return [{k: v for k, v in entry.items() if not k.startswith(UNSTEADY)} for entry in log_history]
+
+
+def parameters(module):
+    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+
+
+def changed(before, module):
+    return {name for name, parameter in module.named_parameters() if not torch.equal(before[name], parameter)}
+
+
+# --- what it is ------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_a_ppo_trainer_and_says_so_on_its_card(make_trainer, tmp_path):
+    trainer = make_trainer()
+    assert isinstance(trainer, PPOTrainer)
+    trainer.create_model_card(model_name="toy")
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "Guided Thought Reinforcement" in card
+    assert "2503.08525" in card
+
+
+def test_a_saved_policy_answers_as_the_trained_one(make_trainer, tmp_path):
+    trainer = make_trainer()
+    trainer.train()
+    images = [np.full((28, 28, 3), colour, np.uint8) for colour in COLOURS.values()]
+    prompts = ["Which colour?"] * 4
+    trained = trainer.policy.generate(trainer.trained.policy, prompts, images, greedy=True)
+    trainer.save_model(str(tmp_path / "saved"))
+    loaded = AutoModelForImageTextToText.from_pretrained(tmp_path / "saved")
+    AutoProcessor.from_pretrained(tmp_path / "saved")
+    again = trainer.policy.generate(loaded, prompts, images, greedy=True)
+    assert [g.text for g in trained] == [g.text for g in again]
+    assert (tmp_path / "saved" / "value_head.safetensors").is_file()
+
+
+# --- what must be right ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", ["joint", "separate"])
+def test_ratios_are_one_before_the_first_step_of_every_update(make_trainer, schedule):
+    trainer = make_trainer(update_schedule=schedule, total_env_steps=64)
+    trainer.train()
+    deviations = [entry["policy/ratio_start_max_dev"] for entry in trainer.state.log_history]
+    assert len(deviations) == 4
+    assert max(deviations) < 1e-3
+    # and the update does move the policy: the check above is not one of a frozen model
+    assert all(entry["policy/approx_kl"] > 1e-6 for entry in trainer.state.log_history)
+
+
+def test_lora_dropout_makes_no_noise(make_trainer, toy_checkpoint):
+    names = lora_target_modules(AutoModelForImageTextToText.from_pretrained(toy_checkpoint))
+    lora = LoraConfig(r=4, lora_dropout=0.5, target_modules=names)
+    trainer = make_trainer(trainer_kwargs={"peft_config": lora}, total_env_steps=48)
+    trainer.train()
+    # In the first update LoRA's B is zero and dropout could not be seen; it can in the others.
+    assert all(entry["policy/ratio_start_max_dev"] < 1e-3 for entry in trainer.state.log_history)
+    assert len(trainer.state.log_history) == 3
+
+
+def test_the_same_seed_gives_the_same_run_and_another_one_another(make_trainer):
+    runs = []
+    for seed in (1, 1, 2):
+        trainer = make_trainer(seed=seed)
+        trainer.train()
+        runs.append(steady(trainer.state.log_history))
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+
+
+def test_evaluation_does_not_change_what_is_learned(make_trainer):
+    plain = make_trainer()
+    plain.train()
+    evaluating = make_trainer(eval_strategy="steps", eval_steps=1, eval_episodes=4, eval_greedy=False)
+    evaluating.train()
+    trained = [entry for entry in evaluating.state.log_history if "eval_success" not in entry]
+    assert len(trained) < len(evaluating.state.log_history)
+    assert steady(trained) == steady(plain.state.log_history)
+
+
+@pytest.mark.parametrize("schedule", ["joint", "separate"])
+def test_a_mini_batch_in_pieces_gives_the_same_step(make_trainer, schedule):
+    """8 × 1 accumulates to the gradient of 1 × 8."""
+    after = []
+    for size, accumulation in ((8, 1), (1, 8)):
+        model = build_toy_model()[0]
+        processor = build_toy_model()[1]
+        teach_format(model, processor, steps=10)
+        trainer = make_trainer(
+            model=model,
+            trainer_kwargs={
+                "processing_class": processor,
+                "optimizers": (torch.optim.SGD(model.parameters(), lr=0.1), None),
+            },
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=accumulation,
+            num_envs=8,
+            rollout_steps=1,
+            total_env_steps=8,
+            num_ppo_epochs=1,
+            cloning_steps=1,
+            max_grad_norm=0.0,
+            update_schedule=schedule,
+            value_gradient_to_trunk=True,
+        )
+        # A buffer of one lesson: what is drawn does not depend on the size of the draws.
+        trainer.buffer.sample = lambda n, sample=trainer.buffer.sample: sample(1) * n
+        trainer.train()
+        after.append(parameters(trainer.trained.policy))
+    difference = max(float((after[0][name] - after[1][name]).abs().max()) for name in after[0])
+    assert difference < 2e-6
+
+
+def test_gradients_are_clipped(make_trainer):
+    model, processor = build_toy_model()
+    before = parameters(model)
+    trainer = make_trainer(
+        model=model,
+        trainer_kwargs={
+            "processing_class": processor,
+            "optimizers": (torch.optim.SGD(model.parameters(), lr=1.0), None),
+        },
+        max_grad_norm=1e-3,
+        total_env_steps=16,
+        per_device_train_batch_size=16,
+        num_ppo_epochs=1,
+    )
+    trainer.train()
+    after = parameters(trainer.trained.policy)
+    moved = math.sqrt(sum(float((after[name] - before[name]).square().sum()) for name in before))
+    assert trainer.state.log_history[0]["optim/grad_norm"] > 1e-2
+    assert moved <= 1e-3 * 1.001
+
+
+def test_gradient_checkpointing_is_on_when_asked_and_changes_nothing(make_trainer, monkeypatch):
+    calls = []
+    real = torch.utils.checkpoint.checkpoint
+
+    def counting(*args, **kwargs):
+        calls.append(1)
+        return real(*args, **kwargs)
+
+    results = []
+    for asked in (False, True):
+        trainer = make_trainer(gradient_checkpointing=asked, total_env_steps=16)
+        for module in trainer.trained.policy.modules():
+            if hasattr(module, "_gradient_checkpointing_func"):
+                module._gradient_checkpointing_func = counting
+        trainer.train()
+        results.append(trainer.state.log_history[0]["loss/total"])
+        assert trainer.trained.is_gradient_checkpointing is asked
+    assert results[0] == pytest.approx(results[1], abs=1e-6)
+
+
+def test_bf16_scores_rollout_and_update_alike_and_sums_in_float32(make_trainer):
+    trainer = make_trainer(bf16=True)
+    assert trainer.accelerator.mixed_precision == "bf16"
+    seen = set()
+    head = trainer.trained.policy.get_output_embeddings()
+    head.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
+    trainer.train()
+    assert seen == {torch.bfloat16}  # generation, scoring and update
+    assert next(trainer.trained.policy.parameters()).dtype == torch.float32
+    last = trainer.state.log_history[-1]
+    assert math.isfinite(last["loss/total"])
+    assert last["policy/ratio_start_max_dev"] < 0.05
+
+
+def test_a_start_ratio_that_is_off_is_reported(make_trainer, caplog):
+    trainer = make_trainer(total_env_steps=16)
+    score = trainer._score_rollout
+
+    def shifted(rollout, corrected, means):
+        experience = score(rollout, corrected, means)
+        experience.logprob += 0.2
+        return experience
+
+    trainer._score_rollout = shifted
+    with caplog.at_level(logging.WARNING, logger="trl_gtr.update"):
+        trainer.train()
+    assert any("ratio is off 1 by 0.18" in record.message for record in caplog.records)
+
+
+# --- terms that are off ----------------------------------------------------------------------------------------------
+
+
+def moments(trainer, module):
+    """Names of the parameters for which the optimizer holds momentum."""
+    state = trainer.optimizer.state
+    return {name for name, parameter in module.named_parameters() if state.get(parameter)}
+
+
+def test_ppo_only_needs_no_corrector_and_clones_nothing(make_trainer):
+    trainer = make_trainer(thought_cloning_coef=0.0)
+    trainer.train()
+    last = trainer.state.log_history[-1]
+    assert "loss/cloning" not in last
+    assert "corrector/corrected" not in last
+    assert len(trainer.buffer) == 0
+    assert last["loss/policy"] != 0
+
+
+def test_cloning_only_leaves_the_value_head_alone(make_trainer):
+    trainer = make_trainer(ppo_coef=0.0)
+    before = parameters(trainer.trained.value_head)
+    trainer.train()
+    assert not changed(before, trainer.trained.value_head)
+    assert not moments(trainer, trainer.trained.value_head)
+    assert moments(trainer, trainer.trained.policy)
+    assert "loss/policy" not in trainer.state.log_history[-1]
+
+
+def test_a_value_warm_up_leaves_the_policy_alone(make_trainer):
+    """The policy term is dropped, not multiplied by zero: Adam must gather no momentum for the trunk."""
+    trainer = make_trainer(thought_cloning_coef=0.0, value_warmup_updates=2)
+    before = parameters(trainer.trained.policy)
+    trainer.train()
+    assert not changed(before, trainer.trained.policy)
+    assert not moments(trainer, trainer.trained.policy)
+    assert moments(trainer, trainer.trained.value_head)
+
+
+def test_the_value_loss_stays_out_of_the_trunk_unless_asked_in(make_trainer):
+    for asked in (False, True):
+        trainer = make_trainer(
+            thought_cloning_coef=0.0, value_warmup_updates=2, value_gradient_to_trunk=asked, weight_decay=0.0
+        )
+        # The head's last layer starts at zero and lets no gradient through in the first step.
+        before = parameters(trainer.trained.policy)
+        trainer.train()
+        assert bool(changed(before, trainer.trained.policy)) is asked
+
+
+def test_without_corrections_cloning_takes_no_step(make_trainer):
+    class SilentCorrector:
+        def correct(self, requests):
+            return [Correction("failed", reason="timeout") for _ in requests]
+
+    trainer = make_trainer(corrector=SilentCorrector(), ppo_coef=0.0)
+    before = parameters(trainer.trained)
+    trainer.train()
+    assert not changed(before, trainer.trained)
+    assert trainer.state.log_history[-1]["corrector/failed"] == 1.0
+
+
+# --- labels ----------------------------------------------------------------------------------------------------------
+
+
+def stored_texts(trainer):
+    return [trainer.policy.spans.text(sample.target_ids[: sample.num_labels]) for sample in trainer.buffer.sample(64)]
+
+
+def test_labels_are_the_corrected_thought_and_never_the_action(make_trainer):
+    trainer = make_trainer()
+    trainer.train()
+    texts = stored_texts(trainer)
+    assert texts
+    allowed = {'{"thoughts": "it is ' + colour + '", ' for colour in COLOURS}
+    # The toy vocabulary has one token for `", "action": "`: it straddles the boundary, so it belongs to the action.
+    assert set(texts) <= {text.removesuffix('", ') for text in allowed}
+
+
+def test_right_actions_are_labels_only_where_the_agents_own_is_right(make_trainer):
+    trainer = make_trainer(clone_right_actions=True, clone_right_thoughts=True, total_env_steps=64)
+    trainer.train()
+    with_action = [text for text in stored_texts(trainer) if "action" in text]
+    without = [text for text in stored_texts(trainer) if "action" not in text]
+    assert with_action
+    assert without
+    for text in with_action:
+        response = json.loads(text)
+        assert response["thoughts"] == f"it is {response['action']}"
+
+
+def test_cloning_the_full_response_takes_the_correctors_action(make_trainer):
+    trainer = make_trainer(clone_full_response=True)
+    trainer.train()
+    for text in stored_texts(trainer):
+        response = json.loads(text)
+        assert response["thoughts"] == f"it is {response['action']}"
+
+
+def test_corrections_stay_across_updates(make_trainer):
+    trainer = make_trainer(total_env_steps=48)
+    trainer.train()
+    updates = {sample.update for sample in trainer.buffer.sample(256)}
+    assert updates == {0, 1, 2}
+    sizes = [entry["buffer/size"] for entry in trainer.state.log_history]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1]
+
+
+# --- options ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_the_reference_is_the_starting_policy(make_trainer, toy_checkpoint, adapter):
+    start = AutoModelForImageTextToText.from_pretrained(toy_checkpoint)
+    peft = {"peft_config": LoraConfig(r=4, target_modules=lora_target_modules(start))} if adapter else {}
+    trainer = make_trainer(kl_coef=0.1, learning_rate=1e-2, trainer_kwargs=peft)
+    trainer.train()
+    with torch.no_grad():
+        steps = trainer._collect().transitions
+        starts = [0] * len(steps)
+        reference = torch.cat(trainer._reference_logprobs(steps, starts))
+        now = torch.cat(trainer._score_all(trainer.model, steps, starts)[1])
+        expected = torch.cat(trainer._score_all(PolicyWithValue(start, trainer.trained.value_head), steps, starts)[1])
+    assert torch.allclose(reference, expected, atol=1e-5)
+    assert not torch.allclose(reference, now, atol=1e-2)
+
+
+def test_a_kl_penalty_holds_the_policy_back(make_trainer):
+    drifts = []
+    for coef in (1e-6, 30.0):
+        trainer = make_trainer(kl_coef=coef, thought_cloning_coef=0.0, total_env_steps=96, seed=3, max_grad_norm=0.0)
+        trainer.train()
+        drifts.append([entry["loss/kl"] for entry in trainer.state.log_history])
+    free, held = drifts
+    assert all(kl >= 0 for kl in free + held)
+    assert free[0] < free[-1]  # it starts at the reference and leaves it
+    assert held[-1] < free[-1] / 3
+
+
+def test_target_kl_ends_an_update_early(make_trainer):
+    trainer = make_trainer(target_kl=1e-7, num_ppo_epochs=4, thought_cloning_coef=0.0)
+    trainer.train()
+    # The first mini-batch of an update has KL 0; the second one sees the step and stops.
+    assert all(entry["policy/epochs"] == 1 for entry in trainer.state.log_history)
+
+
+def test_the_format_reward_is_no_part_of_the_returns(make_trainer):
+    returns = []
+    for bonus in (0.0, 100.0):
+        trainer = make_trainer(format_reward=bonus, total_env_steps=16, thought_cloning_coef=0.0)
+        trainer.train()
+        returns.append(trainer.state.log_history[0]["value/return"])
+    assert returns[0] == returns[1]
+
+
+def test_a_corrector_is_needed_for_cloning(make_trainer):
+    with pytest.raises(ValueError, match="needs a `corrector`"):
+        make_trainer(corrector=None)
+
+
+def test_errors_of_a_corrector_surface(make_trainer):
+    class BrokenCorrector:
+        def correct(self, requests):
+            raise RuntimeError("broken on purpose")
+
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        make_trainer(corrector=BrokenCorrector()).train()
+
+
+def test_a_spent_budget_stops_the_run_with_a_checkpoint(make_trainer, tmp_path):
+    class Spendthrift(ExpertCorrector):
+        calls = 0
+
+        def correct(self, requests):
+            self.calls += 1
+            if self.calls > 6:  # in the second update
+                raise BudgetExhausted("nothing left")
+            return super().correct(requests)
+
+    trainer = make_trainer(corrector=Spendthrift(), total_env_steps=64)
+    trainer.train()
+    assert trainer.state.global_step == 1
+    assert (tmp_path / "run" / "checkpoint-1" / "value_head.safetensors").is_file()
+
+
+def test_log_completions_shows_steps_and_reads_no_markup(make_trainer, capsys):
+    make_trainer(log_completions=True, total_env_steps=16).train()
+    shown = capsys.readouterr().out
+    assert "Sampled steps" in shown
+    assert "correction" in shown
+
+
+# --- resuming --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("adapter", [False, True])
+def test_a_resumed_run_is_the_same_run(make_trainer, toy_checkpoint, tmp_path, adapter):
+    def trainer(folder):
+        names = lora_target_modules(AutoModelForImageTextToText.from_pretrained(toy_checkpoint))
+        peft = {"peft_config": LoraConfig(r=4, target_modules=names)} if adapter else {}
+        return make_trainer(
+            output_dir=str(tmp_path / folder),
+            save_strategy="steps",
+            save_steps=2,
+            total_env_steps=64,
+            trainer_kwargs=peft,
+            task=ColourTask(length=3),  # episodes that reach over the end of a rollout
+        )
+
+    whole = trainer("whole")
+    whole.train()
+    resumed = trainer("resumed")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert steady(resumed.state.log_history) == steady(whole.state.log_history)
+    final, again = parameters(whole.trained), parameters(resumed.trained)
+    assert all(torch.equal(final[name], again[name]) for name in final)
+
+
+def test_resume_true_takes_the_newest_and_says_if_there_is_none(make_trainer):
+    with pytest.raises(ValueError, match="holds no checkpoint"):
+        make_trainer().train(resume_from_checkpoint=True)
+    first = make_trainer(save_strategy="steps", save_steps=1, total_env_steps=32)
+    first.train()
+    second = make_trainer(save_strategy="steps", save_steps=1, total_env_steps=32)
+    assert second.train(resume_from_checkpoint=True).global_step == 2
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(make_trainer, toy_checkpoint):
+    with pytest.raises(ValueError, match="no checkpoint of this trainer"):
+        make_trainer().train(resume_from_checkpoint=toy_checkpoint)
+
+
+def test_metrics_are_documented(make_trainer):
+    page = Path(__file__).parents[1] / "docs" / "metrics.md"
+    trainer = make_trainer(kl_coef=0.1, eval_strategy="steps", eval_steps=1, eval_episodes=4, total_env_steps=16)
+    trainer.train()
+    documented = page.read_text()
+    logged = {name for entry in trainer.state.log_history for name in entry} - {"step", "epoch"}
+    missing = sorted(name for name in logged if f"`{name}`" not in documented and "true_colour" not in name)
+    assert not missing
