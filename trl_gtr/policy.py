@@ -274,7 +274,7 @@ class VLMPolicy:
         rows = [torch.as_tensor(np.asarray(response))[None] for response in responses]
         device = inputs["input_ids"].device
         ids = pad_and_cat(rows, self.pad_token_id).to(device)
-        mask = pad_and_cat([torch.ones_like(row) for row in rows], 0).to(device)
+        mask = pad_and_cat([torch.ones_like(row) for row in rows]).to(device)
         prompt_shape = inputs["input_ids"].shape
         for key, tensor in inputs.items():
             # never position_ids: each family makes its own. Other keys (mm_token_type_ids) say 0 of generated text.

@@ -14,58 +14,90 @@ from torch import nn
 
 from .models import chat
 
+Sample = dict[str, torch.Tensor]
+"""The processor's output for one prompt and image, without padding."""
+
 
 class PromptEncoder:
     """(prompt, image) → what the model takes, each pair processed once as long as the cache holds it.
 
-    Pixels are kept per sample and put together by two rules that reproduce the processor's own batches for every
-    family: fill each dimension but the first with zeros to the largest (LLaVA-NeXT's tiles, Idefics3's sub-images),
-    then concatenate along the first (which also is Qwen-VL's way to pack patches). Tokens are padded on the left.
+    The cache keeps single samples. Two rules put them together again just as the processor itself would have, for
+    every family: fill each dimension but the first with zeros up to the largest (LLaVA-NeXT's tiles, Idefics3's
+    sub-images), then concatenate along the first (which also is how Qwen-VL packs patches). Tokens are padded on the
+    left.
+
+    Args:
+        processor: the model's.
+        pad_token_id: what fills `input_ids`.
+        cache_bytes: memory for processed samples; the least recently used go first.
     """
 
     def __init__(self, processor: Any, pad_token_id: int, cache_bytes: int):
         self.processor = processor
         self.pad_token_id = pad_token_id
         self.cache_bytes = cache_bytes
-        self._cache: OrderedDict[tuple[str, bytes], dict[str, torch.Tensor]] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, bytes], Sample] = OrderedDict()
         self._cached_bytes = 0
 
     def encode(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
         """A left-padded batch on the CPU. Images are uint8, `(height, width, 3)`."""
-        return self.collate([self._sample(p, i) for p, i in zip(prompts, images, strict=True)])
+        keys = [(prompt, _digest(image)) for prompt, image in zip(prompts, images, strict=True)]
+        samples = {key: self._cache[key] for key in keys if key in self._cache}
+        new: dict[tuple[int, ...], dict[tuple[str, bytes], np.ndarray]] = {}
+        for key, image in zip(keys, images, strict=True):
+            if key not in samples:
+                new.setdefault(image.shape, {})[key] = image
+        for group in new.values():
+            prompts_of_group = [prompt for prompt, _ in group]
+            samples.update(zip(group, self._process(prompts_of_group, list(group.values())), strict=True))
+        for key, sample in samples.items():
+            self._remember(key, sample)
+        return self.collate([samples[key] for key in keys])
 
-    def collate(self, samples: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    def collate(self, samples: Sequence[Sample]) -> dict[str, torch.Tensor]:
         batch = {}
         for key, first in samples[0].items():
             tensors = [sample[key] for sample in samples]
             if first.shape == samples[0]["input_ids"].shape:
-                padding = self.pad_token_id if key == "input_ids" else 0
-                batch[key] = pad_and_cat(tensors, padding, left=True)
+                batch[key] = pad_and_cat(tensors, self.pad_token_id if key == "input_ids" else 0, left=True)
             else:
-                batch[key] = pad_and_cat(tensors, 0)
+                batch[key] = pad_and_cat(tensors)
         return batch
 
-    def _sample(self, prompt: str, image: np.ndarray) -> dict[str, torch.Tensor]:
-        key = (prompt, hashlib.blake2b(repr(image.shape).encode() + image.tobytes(), digest_size=16).digest())
-        sample = self._cache.pop(key, None)
-        if sample is None:
-            sample = dict(
-                self.processor(
-                    text=[chat(self.processor, prompt)], images=[[Image.fromarray(image)]], return_tensors="pt"
-                )
-            )
+    def _process(self, prompts: list[str], images: list[np.ndarray]) -> list[Sample]:
+        """Images of one size take the same number of tiles or patches each: one call, cut into equal parts."""
+        batch = self.processor(
+            text=[chat(self.processor, prompt) for prompt in prompts],
+            images=[[Image.fromarray(image)] for image in images],
+            padding=True,
+            return_tensors="pt",
+        )
+        tokens = batch["attention_mask"].bool()
+        samples: list[Sample] = [{} for _ in prompts]
+        for key, tensor in batch.items():
+            # clones: a view would keep the whole batch in memory after its neighbours have left the cache
+            for sample, part, kept in zip(samples, tensor.chunk(len(prompts)), tokens, strict=True):
+                sample[key] = part[:, kept] if tensor.shape == tokens.shape else part.clone()
+        return samples
+
+    def _remember(self, key: tuple[str, bytes], sample: Sample) -> None:
+        if key not in self._cache:
             self._cached_bytes += _size(sample)
-        self._cache[key] = sample  # now the most recently used
+        self._cache[key] = sample
+        self._cache.move_to_end(key)
         while self._cached_bytes > self.cache_bytes:
             self._cached_bytes -= _size(self._cache.popitem(last=False)[1])
-        return sample
 
 
-def _size(sample: dict[str, torch.Tensor]) -> int:
+def _digest(image: np.ndarray) -> bytes:
+    return hashlib.blake2b(repr(image.shape).encode() + image.tobytes(), digest_size=16).digest()
+
+
+def _size(sample: Sample) -> int:
     return sum(tensor.nbytes for tensor in sample.values())
 
 
-def pad_and_cat(tensors: Sequence[torch.Tensor], value: float, left: bool = False) -> torch.Tensor:
+def pad_and_cat(tensors: Sequence[torch.Tensor], value: float = 0, left: bool = False) -> torch.Tensor:
     """Fill every dimension but the first up to the largest, then concatenate along the first."""
     largest = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)]
     padded = []
