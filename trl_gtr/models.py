@@ -24,7 +24,7 @@ def load_policy(
     source = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
         processor = AutoProcessor.from_pretrained(model_name_or_path, **source)
-    except ImportError as error:
+    except (ImportError, ValueError) as error:  # transformers raises the one or the other
         if "torchvision" not in str(error).lower():
             raise
         raise ImportError(
@@ -68,7 +68,7 @@ def check_processor(model: Any, processor: Any) -> None:
 
 
 def _check_chat_template(processor: Any, token_id: int) -> None:
-    if not (getattr(processor, "chat_template", None) or getattr(processor.tokenizer, "chat_template", None)):
+    if not getattr(processor, "chat_template", None):
         raise ValueError(
             f"{type(processor).__name__} has no chat template, so nobody knows how this model wants to be asked. Take "
             "an instruction-tuned checkpoint, or set `processor.chat_template` to the template it was trained with."
