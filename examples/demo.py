@@ -17,8 +17,8 @@ from rich.table import Table
 from trl_gtr import Task, Transition, make_task
 
 GAMES = ("points24", "ezpoints", "number_line", "blackjack")
-FRAME, CAPTION = 200, 44  # pixels: a frame's side, the height of the words below it
-NO_MODEL = {"env_index": 0, "response_ids": np.zeros(0, np.int64), "action_start": 0, "bootstrap": False}
+FRAME, CAPTION, PAPER = 200, 44, "gainsboro"  # a frame's side and the height of the words below it, in pixels
+NO_MODEL = {"env_index": 0, "response_ids": np.zeros(0, np.int64), "bootstrap": False}
 
 
 def play(task: Task, seed: int) -> tuple[list[Transition], bool]:
@@ -44,13 +44,14 @@ def play(task: Task, seed: int) -> tuple[list[Transition], bool]:
 
 def strip(name: str, episode: list[Transition]) -> Image.Image:
     """The episode's frames in a row, each with the action taken there and its reward."""
-    sheet = Image.new("RGB", (FRAME * len(episode), FRAME + CAPTION), "white")
+    sheet = Image.new("RGB", (FRAME * len(episode), FRAME + CAPTION), PAPER)
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=15)
-    draw.text((4, FRAME), name, "gray", font)
+    draw.text((4, FRAME), name, "dimgray", font)
     for column, step in enumerate(episode):
         frame = Image.fromarray(step.image).resize((FRAME - 4, FRAME - 4), Image.Resampling.LANCZOS)
         sheet.paste(frame, (column * FRAME, 0))
-        draw.text((column * FRAME + 4, FRAME + 18), f"{step.response.action}    {step.reward:+.0f}", "black", font)
+        words = f"{step.response.action}    reward {step.reward:+.0f}" if step.reward else step.response.action
+        draw.text((column * FRAME + 4, FRAME + 18), words, "black", font)
     return sheet
 
 
@@ -68,21 +69,24 @@ def main() -> None:
         start = time.perf_counter()
         episodes = [play(task, seed) for seed in range(args.episodes)]
         seconds = time.perf_counter() - start
-        won = [bool(steps) and task.success(steps) for steps, _ in episodes]
+        won = [task.success(steps) for steps, _ in episodes]
         mean_return = sum(step.reward for steps, _ in episodes for step in steps) / args.episodes
         solvable = sum(solvable for _, solvable in episodes)
         rate = sum(len(steps) for steps, _ in episodes) / seconds
         cells = [f"{np.mean(won):.0%}", f"{sum(won)} of {solvable}", f"{mean_return:.2f}", f"{rate:.0f}"]
         table.add_row(name, str(args.episodes), *cells)
 
-        shown = max((steps for (steps, _), success in zip(episodes, won, strict=True) if success), key=len)
+        victories = [steps for (steps, _), success in zip(episodes, won, strict=True) if success]
+        if not victories:
+            raise SystemExit(f"The expert has won no {name}: let it play more --episodes.")
+        shown = min(victories, key=lambda steps: abs(len(steps) - 8))  # long enough to be interesting
         strips.append(strip(name, shown))
         if name == GAMES[0]:
             console.print(Panel(shown[0].prompt, title=f"{name}: the prompt beside the image"))
             console.print(Panel(shown[0].response.text, title="the expert's response"))
     console.print(table)
 
-    sheet = Image.new("RGB", (max(image.width for image in strips), sum(image.height for image in strips)), "white")
+    sheet = Image.new("RGB", (max(image.width for image in strips), sum(image.height for image in strips)), PAPER)
     for row, image in enumerate(strips):
         sheet.paste(image, (0, row * (FRAME + CAPTION)))
     args.output.parent.mkdir(parents=True, exist_ok=True)

@@ -130,4 +130,5 @@ def test_readme_tree_is_complete():
     files = [*(ROOT / "trl_gtr").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]
     present = {path.relative_to(ROOT).as_posix() for path in files}
     packages = {path for path in present if path.endswith("/__init__.py")} - {"trl_gtr/__init__.py"}
-    assert not present - packages - tree, "give each of these a line in the README's tree"
+    missing = sorted(present - packages - tree)
+    assert not missing, f"give each of these a line in the README's tree: {missing}"
