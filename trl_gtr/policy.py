@@ -7,6 +7,7 @@ network can be wrapped (DDP, DeepSpeed) and unwrapped while the words stay.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -84,14 +85,16 @@ def policy_and_value_forward(
     trunk_states: list[torch.Tensor] = []
     # What enters the LM head is the trunk's last-layer state. A hook takes it from the model's own forward pass: no
     # second pass, no hidden states of the other layers kept, and whatever the family does to its logits is done.
-    head = unwrap_adapter(policy).get_output_embeddings()
+    base = unwrap_adapter(policy)
+    head = base.get_output_embeddings()
     if head is None:
         output = policy(**inputs, use_cache=False, output_hidden_states=True)
         states = output.hidden_states[-1]
     else:
         hook = head.register_forward_pre_hook(lambda _, args: trunk_states.append(args[0]))
+        can_choose = "logits_to_keep" in inspect.signature(base.forward).parameters
         try:
-            output = policy(**inputs, use_cache=False, logits_to_keep=kept)
+            output = policy(**inputs, use_cache=False, **({"logits_to_keep": kept} if can_choose else {}))
         finally:
             hook.remove()
         states = trunk_states[-1]
