@@ -1,0 +1,28 @@
+"""The card games as gymnasium environments: numpy and Pillow, no torch.
+
+Importing this package registers `gym_cards/Points24-v0`, `gym_cards/EZPoints-v0`, `gym_cards/NumberLine-v0` and
+`gym_cards/Blackjack-v0`, unless the original `gym_cards` has done so before.
+"""
+
+from __future__ import annotations
+
+import gymnasium as gym
+
+from .blackjack import BlackjackEnv
+from .ezpoints import EZPointsEnv
+from .number_line import NumberLineEnv
+from .points24 import Points24Env
+from .text_observation import TextObservation
+
+__all__ = ["BlackjackEnv", "EZPointsEnv", "NumberLineEnv", "Points24Env", "TextObservation"]
+
+_ENTRY_POINTS = {
+    "gym_cards/Points24-v0": "trl_gtr.environments.points24:Points24Env",
+    "gym_cards/EZPoints-v0": "trl_gtr.environments.ezpoints:EZPointsEnv",
+    "gym_cards/NumberLine-v0": "trl_gtr.environments.number_line:NumberLineEnv",
+    "gym_cards/Blackjack-v0": "trl_gtr.environments.blackjack:BlackjackEnv",
+}
+
+for _id, _entry_point in _ENTRY_POINTS.items():
+    if _id not in gym.registry:
+        gym.register(_id, entry_point=_entry_point, max_episode_steps=300)

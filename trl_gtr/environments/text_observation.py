@@ -1,0 +1,64 @@
+"""The games in words, for baselines that can't see."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+from gymnasium import spaces
+
+from .blackjack import total, usable_ace
+from .cards import in_words
+
+MAX_LENGTH = 1000
+
+
+class TextObservation(gym.Wrapper[str, Any, Any, Any], gym.utils.RecordConstructorArgs):
+    """Replaces the picture of a card game by a sentence that says what the picture shows, and no more.
+
+    The dealer's hidden card in Blackjack stays hidden. `info` is passed on as it is.
+
+    >>> import gymnasium as gym, trl_gtr.environments
+    >>> env = TextObservation(gym.make("gym_cards/NumberLine-v0"))
+    >>> env.reset(options={"target": 3, "current": 0})[0]
+    'The target is 3. The current position is 0.'
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+        self.observation_space = spaces.Text(MAX_LENGTH, charset=string.ascii_letters + string.digits + " .,:+-*/()")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        _, info = self.env.reset(seed=seed, options=options)
+        return sentence(info), info
+
+    def step(self, action: Any) -> tuple[str, Any, bool, bool, dict[str, Any]]:
+        _, reward, terminated, truncated, info = self.env.step(action)
+        return sentence(info), reward, terminated, truncated, info
+
+
+def sentence(info: Mapping[str, Any]) -> str:
+    """What a player may know of a state, from the info of any of the four games."""
+    if "Formula" in info:
+        formula = "".join(map(str, info["Formula"]))
+        return f"The cards are {_list(info['Cards'])}. " + (
+            f"The formula so far is {formula}." if formula else "The formula is still empty."
+        )
+    if "Target" in info:
+        return f"The target is {info['Target']}. The current position is {info['Current']}."
+    if "Dealer Card" in info:
+        _, face, suit = info["Dealer Card"][0]
+        hand = info["Player Card"]
+        points = f"{'soft ' if usable_ace(hand) else ''}{total(hand)}"
+        held = _list([suit + face for _, face, suit in hand])
+        return f"The dealer shows the {in_words(suit + face)}. You hold {held}: {points} points."
+    raise ValueError(f"TextObservation knows the four card games only; this info has the keys {sorted(info)}")
+
+
+def _list(cards: list[str]) -> str:
+    """ "the ace of spades, the 4 of hearts and the 10 of clubs" """
+    named = [f"the {in_words(card)}" for card in cards]
+    return ", ".join(named[:-1]) + " and " + named[-1]
