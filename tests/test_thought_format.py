@@ -85,6 +85,13 @@ def test_a_number_field_takes_numbers_only(value):
         LINE.check_thought({"current number": value, "target number": 1, "thoughts": ""})
 
 
+def test_respond_is_parse_of_render():
+    assert POINTS.respond({"cards": [4, "K"], "formula": "4", "thoughts": "I add."}, " + ") == POINTS.parse(
+        GOOD.replace('"+"', '" + "')
+    )
+    assert PLAIN.respond({"thoughts": "a"}, " ") == PLAIN.parse('{"thoughts": "a", "action": " "}')
+
+
 def test_check_thought_puts_order_and_types_right():
     checked = POINTS.check_thought({"thoughts": "t", "formula": 4, "cards": (4, "K")})
     assert checked == {"cards": ["4", "K"], "formula": "4", "thoughts": "t"}
@@ -298,6 +305,7 @@ def test_parse_inverts_render(case):
     assert response.action == action
     assert response.thought_span == (0, len(segment))
     assert response.action_span == (len(segment), len(text))
+    assert fmt.respond(thought, action) == response
 
 
 @settings(max_examples=500, deadline=None)

@@ -85,6 +85,13 @@ class ThoughtFormat:
             raise ValueError(f"The action must be a text, not {action!r}.")
         return f"{self.render_thought(thought)}{_dumps(self.action_key)}: {_dumps(action)}}}"
 
+    def respond(self, thought: Mapping[str, Any], action: str) -> Response:
+        """What `parse` makes of `render(thought, action)`, without the detour."""
+        text, fields = self.render(thought, action), self.check_thought(thought)
+        action = action.strip()
+        error = None if action else f'"{self.action_key}" is empty'
+        return self._response(text, error, len(self.render_thought(thought)), fields, action)
+
     def render_thought(self, thought: Mapping[str, Any]) -> str:
         """The thought segment: what `render` writes before the action's key."""
         values = self.check_thought(thought)

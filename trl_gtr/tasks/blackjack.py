@@ -52,15 +52,18 @@ _RANK = re.compile(r"(?<!\w)(?:1[01]|[1-9]|[AJQK]|(?i:ace|jack|queen|king))(?!\w
 _DEALER = re.compile(r"\bdealer\b", re.IGNORECASE)
 _TOTALS = (re.compile(r"\b(?:total|sum)\b", re.IGNORECASE), re.compile(r"\b(?:I have|I hold|hand)\b", re.IGNORECASE))
 _NUMBER = re.compile(r"(?<![\w.])[1-9][0-9]?(?![\w]|\.[0-9])")
+_IN_TOTAL = re.compile(r"(?<![\w.])([1-9][0-9]?) in total\b", re.IGNORECASE)
 _SENTENCE = re.compile(r"[;!?\n]|\.(?=\s|$)")
 
 
 def read_total(thoughts: str) -> int | None:
     """The player's total that the text names.
 
-    In the first sentence that has the word *total* or *sum* and a number: the first number after the word, else the
-    last before it. Where there is no such sentence, the same with *I have*, *I hold* and *hand*.
+    In the first sentence that has the word *total* or *sum* and a number: "16 in total", else the first number after
+    the word, else the last before it. Where there is no such sentence, the same with *I have*, *I hold* and *hand*.
     """
+    if in_total := _IN_TOTAL.search(thoughts):
+        return int(in_total[1])
     for cue in _TOTALS:
         for sentence in _SENTENCE.split(thoughts):
             if match := _beside(sentence, cue, _NUMBER):
@@ -162,7 +165,7 @@ class BlackjackTask:
         thoughts = FRAMES[counts[0] % len(FRAMES)].format(**words)
         if hint and all(self.judge(hint, info).values()):
             thoughts = hint.fields["thoughts"]
-        return self.format.parse(self.format.render({"thoughts": thoughts} if self.format.fields else {}, action))
+        return self.format.respond({"thoughts": thoughts} if self.format.fields else {}, action)
 
     def success(self, transitions: Sequence[Transition]) -> bool:
         return bool(transitions) and transitions[-1].reward > 0

@@ -136,7 +136,7 @@ class NumberLineTask:
             thoughts = hinted
         values = {"current number": current, "target number": target, "thoughts": thoughts}
         thought = {field.key: values[field.key] for field in self.format.fields}
-        return self.format.parse(self.format.render(thought, action))
+        return self.format.respond(thought, action)
 
     def success(self, transitions: Sequence[Transition]) -> bool:
         """The target was reached: the only way in which an episode terminates."""

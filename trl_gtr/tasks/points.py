@@ -31,6 +31,9 @@ Formula so far: "{formula}"
 {instructions}"""
 
 
+EZPOINTS = PointsRules(cards=2, target=12, operators="+*", parentheses=False, max_elements=5)
+
+
 class PointsTask:
     """The task around `gym_cards/Points24-v0` or `gym_cards/EZPoints-v0`. Stateless."""
 
@@ -137,7 +140,7 @@ class PointsTask:
         thought.setdefault("thoughts", write_thought(aim, written(info), self.rules.target, action))
         if not self.format.fields:
             thought = {}
-        return self.format.parse(self.format.render(thought, action))
+        return self.format.respond(thought, action)
 
     def success(self, transitions: Sequence[Transition]) -> bool:
         return bool(transitions) and transitions[-1].reward == 10
@@ -178,9 +181,8 @@ def ezpoints(
     cut: bool = True,
     thoughts: bool = True,
 ) -> PointsTask:
-    rules = PointsRules(cards=2, target=12, operators="+*", parentheses=False, max_elements=5)
     options: dict[str, Any] = {"env_kwargs": env_kwargs, "hands": hands, "cut": cut, "thoughts": thoughts}
-    return PointsTask("ezpoints", "gym_cards/EZPoints-v0", "a card game with two cards", rules, **options)
+    return PointsTask("ezpoints", "gym_cards/EZPoints-v0", "a card game with two cards", EZPOINTS, **options)
 
 
 def checked_hands(hands: Sequence[Sequence[str | int]], rules: PointsRules) -> list[list[str]]:
@@ -193,9 +195,17 @@ def checked_hands(hands: Sequence[Sequence[str | int]], rules: PointsRules) -> l
                 f"hands: {hand} is no hand. A hand has {rules.cards} cards, each a rank ({', '.join(RANKS)}) or a "
                 'name of suit and rank ("H4", "ST", "DK").'
             )
+        if rules == EZPOINTS and not rules.solutions([rules.number(_rank_of(card)) for card in hand]):
+            raise ValueError(f"hands: {hand} don't make 12 by + or *, so EZPoints never deals them.")
     if not checked:
         raise ValueError("hands is empty; leave it out to deal at random.")
     return checked
+
+
+def _rank_of(card: str) -> str:
+    """The rank of a card given by name or by rank."""
+    rank = card if card in RANKS else card[1:]
+    return "10" if rank == "T" else rank
 
 
 def _shown(info: Mapping[str, Any]) -> str:

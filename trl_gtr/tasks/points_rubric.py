@@ -41,7 +41,8 @@ def solver_tool(rules: PointsRules) -> Tool:
     card = {"type": "string", "enum": list(RANKS)}
     return Tool(
         name="find_all_correct_formulas",
-        description=f"All formulas that use each of the cards once and equal {rules.target}. Cards are given by rank.",
+        description=f"All formulas that use each of the cards once and equal {rules.target}, each written in one way: "
+        "terms and factors may change places. Cards are given by rank.",
         parameters={
             "type": "object",
             "properties": dict.fromkeys(names, card),

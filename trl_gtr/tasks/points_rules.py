@@ -59,11 +59,8 @@ class PointsRules:
         )
 
     def solutions(self, numbers: Sequence[int]) -> list[str]:
-        """Every right formula of a hand, as text."""
-        limits = self._limits()
-        if not limits.pop("parentheses"):
-            raise ValueError("only the game with parentheses has a solver tool")
-        return ["".join(formula) for formula in arithmetic.solve(tuple(numbers), **limits)]
+        """Every distinct right formula of a hand, the simplest first."""
+        return ["".join(formula) for formula in arithmetic.solve(tuple(numbers), **self._limits())]
 
     def _state(self, info: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[int, ...]]:
         return tuple(str(element) for element in info["Formula"]), tuple(int(number) for number in info["Numbers"])
