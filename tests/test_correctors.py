@@ -179,6 +179,18 @@ def test_yes_may_repeat_the_agents_own_thought() -> None:
     assert parse_answer(json.dumps(answer), request).verdict == "right"
 
 
+def test_yes_may_name_another_right_target() -> None:
+    answer = points_answer(target="4*(6+1-1)", correction=None, right_action=None) | {"evaluation": "YES"}
+    right = parse_answer(json.dumps(answer), points_request())
+    assert (right.verdict, right.target) == ("right", "4*6*1*1")
+
+
+@pytest.mark.parametrize("target", ["4*6*1*1", "4 * 6 * 1 * 1 = 24", "4×6×1×1", None])
+def test_spellings_of_the_target(target: str | None) -> None:
+    answer = points_answer(target=target, aim="4*6*1*1")
+    assert parse_answer(json.dumps(answer), points_request(read=("4", "6", "A", "7"))).target == "4*6*1*1"
+
+
 def test_correction_without_an_action_is_judged_by_the_best_one() -> None:
     request = points_request(read=("4", "6", "A", "7"))
     answer = points_answer(right_action=None)

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ..tasks.action_text import plain_signs
 from ..types import Correction, CorrectionRequest, Response
 from .questions import CORRECTION, EVALUATION, NO, RIGHT_ACTION, YES
 
@@ -48,7 +49,7 @@ def parse_answer(text: str, request: CorrectionRequest) -> Correction:
     if answer[EVALUATION] == YES:
         if solvable == NO:
             raise AnswerProblem(f'"{EVALUATION}" is "{YES}" although "{rubric.solution_key}" is "{NO}"')
-        return _right(answer, request, target)
+        return _right(answer, request)
     if solvable == NO:
         if answer[CORRECTION] is not None:
             raise AnswerProblem(f'"{CORRECTION}" must be null where "{rubric.solution_key}" is "{NO}"')
@@ -60,8 +61,10 @@ def parse_answer(text: str, request: CorrectionRequest) -> Correction:
     if thought == dict(request.response.fields) and action in (None, request.response.action):
         raise AnswerProblem(f'"{EVALUATION}" is "{NO}" but the correction changes nothing')
     corrected = _respond(thought, action, request)
-    _check_against_itself(corrected, action, target, request)
-    return Correction("corrected", thought=thought, action=action, target=target)
+    aim = _check_against_itself(corrected, action, request)
+    if target is not None and aim is not None and _bare(target) != _bare(aim):
+        raise AnswerProblem(f'"{rubric.target_key}" is not what the corrected thought aims at')
+    return Correction("corrected", thought=thought, action=action, target=aim or target)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -100,7 +103,7 @@ def _check_shape(answer: Mapping[str, Any], rubric: Any) -> None:
             raise AnswerProblem(f'"{key}" must be a text')
 
 
-def _right(answer: Mapping[str, Any], request: CorrectionRequest, target: str | None) -> Correction:
+def _right(answer: Mapping[str, Any], request: CorrectionRequest) -> Correction:
     """A YES counts only if nothing else in the answer, and nothing that anyone can see, speaks against it."""
     response = request.response
     if answer[CORRECTION] is not None and answer[CORRECTION] != dict(response.fields):
@@ -109,8 +112,8 @@ def _right(answer: Mapping[str, Any], request: CorrectionRequest, target: str | 
         raise AnswerProblem(f'"{EVALUATION}" is "{YES}" but another action is called for')
     if request.task.to_env_action(response, request.info) is None:
         raise AnswerProblem(f'"{EVALUATION}" is "{YES}" but the agent\'s action is not legal')
-    _check_against_itself(response, response.action, target, request)
-    return Correction("right", action=response.action, target=target)
+    aim = _check_against_itself(response, response.action, request)
+    return Correction("right", action=response.action, target=aim)
 
 
 def _check_thought(correction: Mapping[str, Any], task: Any) -> dict[str, Any]:
@@ -136,14 +139,12 @@ def _respond(thought: Mapping[str, Any], action: str | None, request: Correction
     return written
 
 
-def _check_against_itself(
-    response: Response, action: str | None, target: str | None, request: CorrectionRequest
-) -> None:
-    """Does the thought hold if its own reading of the picture is true?"""
+def _check_against_itself(response: Response, action: str | None, request: CorrectionRequest) -> str | None:
+    """Does the thought hold if its own reading of the picture is true? Returns what it aims at, if the task knows."""
     task = request.task
     believed_info = getattr(task, "believed_info", None)
     if believed_info is None:
-        return
+        return None
     try:
         believed = believed_info(response.fields, request.public_state)
     except ValueError as error:
@@ -152,9 +153,12 @@ def _check_against_itself(
     wrong = [part for part, true in parts.items() if not true]
     if wrong:
         raise AnswerProblem(f"by its own reading of the picture the thought is wrong in: {', '.join(wrong)}")
-    aimed_at = task.target(response, believed) if hasattr(task, "target") else None
-    if target is not None and aimed_at is not None and "".join(target.split()) != "".join(aimed_at.split()):
-        raise AnswerProblem(f'"{task.rubric.target_key}" is not what the thought aims at')
+    return task.target(response, believed) if hasattr(task, "target") else None
+
+
+def _bare(formula: str) -> str:
+    """Without spaces, printed signs and the result behind an equals sign."""
+    return "".join(plain_signs(formula).partition("=")[0].split())
 
 
 def judge_parts(
