@@ -7,17 +7,17 @@ draws uniformly from everything in it. [`cloning_loss`] is cross-entropy on the 
 from __future__ import annotations
 
 import json
-import struct
-import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-Value = TypeVar("Value", str, bytes)
+from .image_store import ImageStore, check_image
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class CloningSample:
 
 class _Stored(NamedTuple):
     prompt: str
-    image: bytes
+    image_key: bytes
     target_ids: np.ndarray
     num_labels: int
     update: int
@@ -48,8 +48,8 @@ class CorrectionBuffer:
 
     A full buffer is a *reservoir* (Vitter's algorithm R): each correction ever added is in it with the same
     probability, so early and late rollouts weigh alike. Prompts and images are kept once each and freed with their
-    last sample; images are compressed without loss. The buffer has a random generator of its own: nothing else in the
-    program changes what it draws.
+    last sample; images are kept without loss in little space ([`ImageStore`]). The buffer has a random generator of
+    its own: nothing else in the program changes what it draws.
 
     Args:
         capacity: the largest number of samples.
@@ -64,8 +64,7 @@ class CorrectionBuffer:
         """How many corrections were ever offered, kept or not."""
         self._rng = np.random.default_rng(seed)
         self._samples: list[_Stored] = []
-        self._prompts: _Pool[str] = _Pool()
-        self._images: _Pool[bytes] = _Pool()
+        self._images = ImageStore()
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -78,7 +77,7 @@ class CorrectionBuffer:
     @property
     def image_bytes(self) -> int:
         """How many bytes the images take."""
-        return sum(len(image) for image in self._images)
+        return self._images.num_bytes
 
     def add(
         self, prompt: str, image: np.ndarray, target_ids: Sequence[int] | np.ndarray, num_labels: int, update: int = 0
@@ -98,49 +97,55 @@ class CorrectionBuffer:
                 f"A correction is one row of ids of which at least one and at most all are labels, got {num_labels} "
                 f"labels for ids of shape {ids.shape}. Don't add a correction that teaches nothing."
             )
-        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-            raise ValueError(f"Images are stored as uint8 (height, width, 3), got {image.dtype} {image.shape}.")
+        check_image(image)
         self.num_added += 1
         slot = len(self)
         if slot == self.capacity:
             slot = int(self._rng.integers(self.num_added))
             if slot >= self.capacity:
                 return
-        stored = _Stored(self._prompts.hold(prompt), self._images.hold(_compress(image)), ids, num_labels, update)
+        # An interned string exists once, and only as long as somebody holds it.
+        stored = _Stored(sys.intern(str(prompt)), self._images.hold(image), ids, num_labels, update)
         if slot == len(self):
             self._samples.append(stored)
         else:
             dropped, self._samples[slot] = self._samples[slot], stored
-            self._prompts.release(dropped.prompt)
-            self._images.release(dropped.image)
+            self._images.release(dropped.image_key)
 
     def sample(self, n: int) -> list[CloningSample]:
         """`n` samples, uniformly and *with* replacement, so that a small buffer can fill a large batch."""
         if not self._samples:
             raise ValueError("The correction buffer is empty: check its length before you sample.")
-        drawn = (self._samples[i] for i in self._rng.integers(len(self), size=n))
-        return [
-            CloningSample(s.prompt, _decompress(s.image), s.target_ids.astype(np.int64), s.num_labels, s.update)
-            for s in drawn
-        ]
+        return [self._decode(self._samples[i]) for i in self._rng.integers(len(self), size=n)]
+
+    def _decode(self, stored: _Stored) -> CloningSample:
+        return CloningSample(
+            prompt=stored.prompt,
+            image=self._images.image(stored.image_key),
+            target_ids=stored.target_ids.astype(np.int64),
+            num_labels=stored.num_labels,
+            update=stored.update,
+        )
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Everything as flat numeric arrays.
 
         `np.savez` stores them without pickle; as tensors they pass `torch.load(weights_only=True)`.
         """
-        prompts, images = list(self._prompts), list(self._images)
-        prompt_index = {prompt: i for i, prompt in enumerate(prompts)}
-        image_index = {image: i for i, image in enumerate(images)}
+        prompts = {prompt: i for i, prompt in enumerate(dict.fromkeys(sample.prompt for sample in self._samples))}
+        images = {key: i for i, key in enumerate(self._images)}
+        blocks = self._images.blocks
         return {
             "capacity": np.array(self.capacity),
             "num_added": np.array(self.num_added),
             "rng": np.frombuffer(json.dumps(self._rng.bit_generator.state).encode(), np.uint8).copy(),
             **_pack("prompts", (prompt.encode("utf-8", "surrogatepass") for prompt in prompts)),
             **_pack("images", images),
+            **_pack("block_digests", blocks),
+            **_pack("blocks", blocks.values()),
             **_pack("target_ids", (sample.target_ids.astype("<i4").tobytes() for sample in self._samples)),
-            "prompt_index": np.array([prompt_index[sample.prompt] for sample in self._samples], np.int64),
-            "image_index": np.array([image_index[sample.image] for sample in self._samples], np.int64),
+            "prompt_index": np.array([prompts[sample.prompt] for sample in self._samples], np.int64),
+            "image_index": np.array([images[sample.image_key] for sample in self._samples], np.int64),
             "num_labels": np.array([sample.num_labels for sample in self._samples], np.int64),
             "update": np.array([sample.update for sample in self._samples], np.int64),
         }
@@ -153,12 +158,12 @@ class CorrectionBuffer:
                 f"The saved correction buffer has capacity {int(arrays['capacity'])}, this one {self.capacity}: a "
                 "reservoir can't change its size. Resume with the same `correction_buffer_size`."
             )
-        prompts = [blob.decode("utf-8", "surrogatepass") for blob in _unpack("prompts", arrays)]
+        prompts = [sys.intern(blob.decode("utf-8", "surrogatepass")) for blob in _unpack("prompts", arrays)]
         images = _unpack("images", arrays)
+        blocks = dict(zip(_unpack("block_digests", arrays), _unpack("blocks", arrays), strict=True))
         target_ids = [np.frombuffer(blob, "<i4").astype(np.int32) for blob in _unpack("target_ids", arrays)]
-        self._prompts, self._images = _Pool(), _Pool()
         self._samples = [
-            _Stored(self._prompts.hold(prompts[p]), self._images.hold(images[i]), ids, int(labels), int(update))
+            _Stored(prompts[p], images[i], ids, int(labels), int(update))
             for p, i, ids, labels, update in zip(
                 arrays["prompt_index"],
                 arrays["image_index"],
@@ -168,6 +173,7 @@ class CorrectionBuffer:
                 strict=True,
             )
         ]
+        self._images = ImageStore.restore(Counter(sample.image_key for sample in self._samples), blocks)
         self.num_added = int(arrays["num_added"])
         self._rng.bit_generator.state = json.loads(arrays["rng"].tobytes())
 
@@ -210,60 +216,6 @@ def cloning_coefficient(mode: Literal["share", "constant"], coef: float, correct
     if mode == "share":
         return coef * corrected / steps if steps else 0.0
     raise ValueError(f"`cloning_weight` must be 'share' or 'constant', got {mode!r}.")
-
-
-class _Pool(Generic[Value]):
-    """One copy of each distinct value, with the number of samples that hold it."""
-
-    def __init__(self) -> None:
-        self._entries: dict[Value, tuple[Value, int]] = {}
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __iter__(self) -> Iterator[Value]:
-        return iter(self._entries)
-
-    def hold(self, value: Value) -> Value:
-        """The kept copy of `value`, with one user more."""
-        kept, users = self._entries.get(value, (value, 0))
-        self._entries[kept] = (kept, users + 1)
-        return kept
-
-    def release(self, value: Value) -> None:
-        """One user less; the last one frees the copy."""
-        kept, users = self._entries[value]
-        if users > 1:
-            self._entries[kept] = (kept, users - 1)
-        else:
-            del self._entries[kept]
-
-
-# A stored image: height, width and the filter that its rows went through, then the zlib stream.
-_HEADER = struct.Struct("<II?")
-
-
-def _compress(image: np.ndarray) -> bytes:
-    """Lossless, and the same bytes for the same image, which makes them its key.
-
-    Drawn cards shrink to a few KB as they are, in half a millisecond. A photo-like view hardly shrinks; there the
-    difference between neighbouring pixels, PNG's "sub" filter, saves about a third.
-    """
-    height, width, _ = image.shape
-    plain = zlib.compress(image.tobytes(), 1)
-    if len(plain) < image.size // 4:
-        return _HEADER.pack(height, width, False) + plain
-    differences = image.copy()
-    differences[:, 1:] -= image[:, :-1]  # uint8 arithmetic wraps around, and back again below
-    return _HEADER.pack(height, width, True) + zlib.compress(differences.tobytes(), 1)
-
-
-def _decompress(blob: bytes) -> np.ndarray:
-    height, width, filtered = _HEADER.unpack_from(blob)
-    # A bytearray: arrays over bytes are read-only, which torch warns about.
-    pixels = np.frombuffer(bytearray(zlib.decompress(memoryview(blob)[_HEADER.size :])), np.uint8)
-    pixels = pixels.reshape(height, width, 3)
-    return np.cumsum(pixels, axis=1, dtype=np.uint8) if filtered else pixels
 
 
 def _pack(name: str, blobs: Iterable[bytes]) -> dict[str, np.ndarray]:
