@@ -196,7 +196,7 @@ WORDS = st.lists(
 ).map(" ".join)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(st.sampled_from(NAMES), st.data())
 def test_judge_and_expert_take_any_response(name, data):
     keys = ["cards", "formula", "thoughts", "current number", "target number"]

@@ -266,3 +266,31 @@ def test_a_pool_of_hands_needs_our_environment():
     env = make_task("points24", hands=[["H2", "S3", "D4", "C5"]]).make_env()
     with pytest.raises(ValueError, match=r"needs the games of trl_gtr\.environments"):
         env.reset()
+
+
+class OriginalLikeBlackjack(gym.Env):
+    """One live list of cards for the whole episode."""
+
+    observation_space = gym.spaces.Box(0, 255, (2, 2, 3), np.uint8)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.dealer, self.player = [(10, "K", "H"), (7, "7", "S")], [(2, "2", "H"), (3, "3", "S")]
+        return np.zeros((2, 2, 3), np.uint8), {"Dealer Card": self.dealer, "Player Card": self.player}
+
+    def step(self, action):
+        self.player.append((4, "4", "D"))
+        info = {"Dealer Card": self.dealer, "Player Card": self.player}
+        return np.zeros((2, 2, 3), np.uint8), 0.0, False, False, info
+
+
+def test_blackjack_infos_stay_as_they_are(monkeypatch):
+    spec = gym.envs.registration.EnvSpec("gym_cards/Blackjack-v0", entry_point=OriginalLikeBlackjack)
+    monkeypatch.setitem(gym.registry, "gym_cards/Blackjack-v0", spec)
+    task = make_task("blackjack")
+    env = task.make_env()
+    infos = [env.reset()[1], env.step(1)[4], env.step(1)[4]]
+    assert [len(info["Player Card"]) for info in infos] == [2, 3, 4]
+    thoughts = [task.expert(info).fields["thoughts"] for info in infos]
+    assert ["5" in thoughts[0], "9" in thoughts[1], "13" in thoughts[2]] == [True] * 3

@@ -16,6 +16,7 @@ from ..thought_format import Field, ThoughtFormat
 from ..types import Response, Transition
 from .action_text import match_action
 from .base import Rubric, Tool
+from .wrappers import InfoCopies
 
 ENV_ID = "gym_cards/Blackjack-v0"
 ACTIONS = ("stand", "hit")
@@ -126,7 +127,7 @@ class BlackjackTask:
         self._prompt = PROMPT.format(instructions=self.format.instructions())
 
     def make_env(self, *, evaluation: bool = False) -> gym.Env:
-        return gym.make(ENV_ID, disable_env_checker=True, **self.env_kwargs)
+        return InfoCopies(gym.make(ENV_ID, disable_env_checker=True, **self.env_kwargs))
 
     def prompt(self, observation: Any, info: Mapping[str, Any]) -> str:
         return self._prompt

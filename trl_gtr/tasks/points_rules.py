@@ -38,7 +38,12 @@ class PointsRules:
 
     def complete(self, info: Mapping[str, Any]) -> tuple[str, ...] | None:
         """The simplest formula that wins and extends the current one, without spaces; `None` in a dead end."""
-        return arithmetic.complete(*self._state(info), **self._limits())
+        formula, numbers = self._state(info)
+        # Who follows the hand's simplest solution keeps to it, and that one is found once a deal.
+        aim = arithmetic.complete((), numbers, **self._limits())
+        if aim is not None and self.wins(aim, info):
+            return aim
+        return arithmetic.complete(formula, numbers, **self._limits())
 
     def reachable(self, info: Mapping[str, Any], *, from_start: bool = False) -> bool:
         """Can the current formula (or, `from_start`, this hand at all) still win?"""

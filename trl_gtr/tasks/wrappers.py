@@ -1,4 +1,4 @@
-"""What `make_env` puts around a points game: an end for hopeless episodes, and a fixed pool of hands."""
+"""What `make_env` puts around a card game: an end for hopeless episodes, a pool of hands, infos that stay."""
 
 from __future__ import annotations
 
@@ -56,6 +56,18 @@ class PointsEnds(gym.Wrapper):
         return observation, reward, terminated, truncated, info
 
 
+class InfoCopies(gym.Wrapper):
+    """Hands out infos whose lists stay as they are."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        return observation, _copied(info)
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return observation, reward, terminated, truncated, _copied(info)
+
+
 class HandPool(gym.Wrapper):
     """Deals from a fixed list of hands, chosen with the environment's own seeded generator.
 
@@ -91,4 +103,4 @@ class HandPool(gym.Wrapper):
 
 def _copied(info: Mapping[str, Any]) -> dict[str, Any]:
     """The original games hand out their live lists, which the next step changes."""
-    return {**info, **{key: list(info[key]) for key in ("Cards", "Numbers", "Formula")}}
+    return {key: list(value) if isinstance(value, list) else value for key, value in info.items()}
