@@ -5,6 +5,7 @@ import os
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 # Spinning threads of several test processes make each other ten times slower
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -26,3 +27,16 @@ def tiny_vlm(tmp_path_factory):
         return vlms.load_family(directories[family])
 
     return load
+
+
+@pytest.fixture(scope="session")
+def toy_checkpoint(tmp_path_factory):
+    """Folder of a toy model (`toy.py`) that answers in the right form and at random."""
+    import toy
+
+    folder = tmp_path_factory.mktemp("toy")
+    model, processor = toy.build_toy_model()
+    toy.teach_format(model, processor)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return str(folder)

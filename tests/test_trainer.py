@@ -24,17 +24,6 @@ from trl_gtr.types import Correction
 UNSTEADY = ("time/", "speed/", "memory/", "corrector/latency")
 
 
-@pytest.fixture(scope="session")
-def toy_checkpoint(tmp_path_factory):
-    """A model that answers in the right form and at random, as a folder."""
-    folder = tmp_path_factory.mktemp("toy")
-    model, processor = build_toy_model()
-    teach_format(model, processor)
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
-    return str(folder)
-
-
 @pytest.fixture
 def make_trainer(toy_checkpoint, tmp_path):
     def make(task=None, corrector="expert", model=None, trainer_kwargs=None, **overrides):

@@ -97,7 +97,8 @@ class GTRTrainer(PPOBridge):
         peft_config: Any = None,
     ) -> None:
         args = args or GTRConfig()
-        self.task, self.eval_task, self.corrector = _check_task(task, corrector, args), eval_task or task, corrector
+        self.task, self.eval_task = _check_task(task, corrector, args), eval_task or task
+        self.corrector: Any = corrector
         set_seed(args.seed)
         model, processing_class = _load(model, processing_class, args)
         value_head = ValueHead(model.config.get_text_config().hidden_size, args.value_head_sizes)
@@ -120,7 +121,7 @@ class GTRTrainer(PPOBridge):
         if not args.disable_tqdm:
             self.remove_callback(ProgressCallback)
             self.add_callback(GTRProgressCallback)
-        self.reward_scale = float(args.reward_scale or getattr(task, "reward_scale", 1.0))
+        self.reward_scale = args.reward_scale or float(getattr(task, "reward_scale", 1.0))
         local_envs = self._local_share(args.num_envs)
         self.collector = RolloutCollector(
             self.task,
@@ -401,8 +402,7 @@ class GTRTrainer(PPOBridge):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
-        corrector: Any = self.corrector
-        state = {"corrector": corrector.state_dict() if hasattr(corrector, "state_dict") else None}
+        state = {"corrector": self.corrector.state_dict() if hasattr(self.corrector, "state_dict") else None}
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         checkpoints.save_run_state(folder, self.accelerator.process_index, self.buffer, self.collector, state)
 
@@ -413,9 +413,8 @@ class GTRTrainer(PPOBridge):
         self._load_optimizer_and_scheduler(checkpoint)
         self.load_trainer_state(checkpoint)
         state = checkpoints.load_run_state(checkpoint, self.accelerator.process_index, self.buffer, self.collector)
-        corrector: Any = self.corrector
-        if state["corrector"] is not None and hasattr(corrector, "load_state_dict"):
-            corrector.load_state_dict(state["corrector"])
+        if state["corrector"] is not None and hasattr(self.corrector, "load_state_dict"):
+            self.corrector.load_state_dict(state["corrector"])
         self._load_rng_state(checkpoint)  # last: whatever is made above may draw from them
 
 
