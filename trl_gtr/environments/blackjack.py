@@ -100,13 +100,16 @@ class BlackjackEnv(PictureEnv):
     def __init__(
         self, natural: bool = False, sab: bool = False, is_pixel: bool = True, render_mode: str | None = None
     ) -> None:
-        super().__init__(render_mode)
         self.natural, self.sab, self.is_pixel = natural, sab, is_pixel
+        super().__init__(render_mode)
         self.action_space = spaces.Discrete(2)
-        if not is_pixel:
-            self.observation_space = spaces.Tuple((spaces.Discrete(32), spaces.Discrete(11), spaces.Discrete(2)))
         self._dealer: Hand = []
         self._player: Hand = []
+
+    def _space(self) -> spaces.Space[Any]:
+        if self.is_pixel:
+            return super()._space()
+        return spaces.Tuple((spaces.Discrete(32), spaces.Discrete(11), spaces.Discrete(2)))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)

@@ -29,9 +29,20 @@ class PictureEnv(gym.Env[Any, Any]):
         if render_mode is not None and render_mode not in modes:
             raise ValueError(f"unknown render_mode {render_mode!r}: choose one of {modes} or None")
         self.render_mode = render_mode
-        self.observation_space = spaces.Box(0, 255, (SIZE, SIZE, 3), np.uint8)
+        self.observation_space = self._space()
         self._running = False
         self._has_state = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The bounds of the pixels alone are more than a megabyte; a checkpoint needs the state of the game only.
+        return {name: value for name, value in vars(self).items() if name != "observation_space"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.observation_space = self._space()
+
+    def _space(self) -> spaces.Space[Any]:
+        return spaces.Box(0, 255, (SIZE, SIZE, 3), np.uint8)
 
     def picture(self) -> Picture:
         """The current state as a new uint8 array, (300, 300, 3)."""

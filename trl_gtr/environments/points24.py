@@ -9,7 +9,7 @@ from .cards import RANKS, SUITS, card_name
 from .formula_env import FormulaEnv
 
 # A target that hardly any hand reaches would otherwise make `solvable_only` search for ever.
-MAX_DEALS = 10_000
+MAX_DEALS = 2_000
 
 
 class Points24Env(FormulaEnv):
