@@ -1,0 +1,96 @@
+"""evaluate_agent: the same deals for everybody, sound intervals, no cuts."""
+
+import numpy as np
+import pytest
+from toy import ColourTask
+
+from trl_gtr.evaluation import EvaluationReport, ExpertAgent, PolicyAgent, RandomAgent, Rate, evaluate_agent
+from trl_gtr.types import Generation
+
+
+def test_wilson_interval_against_published_values():
+    # Newcombe (1998), table I, method 3 (Wilson score): 81/263, 15/148, 0/20, 1/29
+    for hits, count, low, high in [
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+    ]:
+        assert Rate(hits, count).interval == pytest.approx((low, high), abs=5e-5)
+
+
+def test_the_expert_wins_and_chance_is_chance():
+    task = ColourTask(length=1)
+    assert evaluate_agent(ExpertAgent(task), task, 40).success.value == 1.0
+    random = evaluate_agent(RandomAgent(), task, 400, num_envs=50).success
+    assert random.interval[0] < 0.25 < random.interval[1]
+
+
+class Recorder:
+    """Notes what it is shown and says nothing."""
+
+    def __init__(self):
+        self.seen = []
+
+    def respond(self, prompts, images, infos):
+        self.seen += [(image.tobytes(), info["colour"]) for image, info in zip(images, infos, strict=True)]
+        return [""] * len(prompts)
+
+
+def test_the_same_seed_deals_the_same_to_every_agent_and_any_batch():
+    task = ColourTask(length=1)
+    recorders = [Recorder(), Recorder(), Recorder()]
+    evaluate_agent(recorders[0], task, 12, seed=4, num_envs=3)
+    evaluate_agent(recorders[1], task, 12, seed=4, num_envs=12)
+    evaluate_agent(recorders[2], task, 12, seed=5)
+    assert sorted(recorders[0].seen) == sorted(recorders[1].seen)
+    assert sorted(recorders[0].seen) != sorted(recorders[2].seen)
+
+
+def test_episodes_can_be_split_by_number():
+    task = ColourTask(length=2)
+    whole = evaluate_agent(RandomAgent(), task, 10, seed=1)
+    parts = [evaluate_agent(RandomAgent(), task, range(start, 10, 2), seed=1).episodes for start in (0, 1)]
+    assert sorted(parts[0] + parts[1], key=lambda e: e.index) == list(whole.episodes)
+
+
+def test_a_model_sees_prompts_and_images_only():
+    calls = []
+
+    def generate(prompts, images):
+        calls.append((list(prompts), len(images)))
+        return [Generation(np.zeros(1, np.int64), '{"thoughts": "it is red", "action": "red"}') for _ in prompts]
+
+    report = evaluate_agent(PolicyAgent(generate), ColourTask(length=1), 8, num_envs=8)
+    assert calls == [(["Which colour?"] * 8, 8)]
+    assert report.metrics()["valid"] == 1.0
+    assert report.metrics()["true_thoughts"] == report.success.value
+
+
+def test_a_penalty_costs_and_ends_at_the_step_limit():
+    report = evaluate_agent(RandomAgent(), ColourTask(length=1), 2, invalid_action="penalty")
+    assert all(episode.total_reward == -300 and episode.length == 300 for episode in report.episodes)
+
+
+def test_evaluation_asks_for_an_environment_without_cuts():
+    asked = []
+
+    class Watching(ColourTask):
+        def make_env(self, *, evaluation=False):
+            asked.append(evaluation)
+            return super().make_env()
+
+    evaluate_agent(RandomAgent(), Watching(length=1), 3)
+    assert asked == [True, True, True]
+
+
+def test_no_episodes_is_an_error():
+    with pytest.raises(ValueError, match="at least one episode"):
+        evaluate_agent(RandomAgent(), ColourTask(), 0)
+
+
+def test_a_report_says_the_same_as_json():
+    report = evaluate_agent(RandomAgent(), ColourTask(length=1), 5)
+    assert isinstance(report, EvaluationReport)
+    written = report.to_json()
+    assert written["metrics"]["episodes"] == len(written["episodes"]) == 5
