@@ -168,6 +168,8 @@ def test_options_set_the_hand_in_spite_of_a_pool():
 def test_what_is_no_hand_is_refused(hands):
     with pytest.raises(ValueError, match="hand"):
         make_task("points24", hands=hands)
+    with pytest.raises(ValueError, match="make 12"):
+        make_task("ezpoints", hands=[["3", "9"], ["S3", "H5"]])
 
 
 # -- the original ------------------------------------------------------------------------------------------------

@@ -347,3 +347,41 @@ def test_the_expert_s_words_vary_with_the_state_and_only_with_it():
     prefixes = [["4", "+", "9", "+", "1", "+", "10"][:k] for k in range(8)]
     openings = {task.expert(hand([10, 1, 9, 4], prefix)).fields["thoughts"].split()[0] for prefix in prefixes}
     assert len(openings) >= 3
+
+
+# -- success -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "last", "expected"),
+    [
+        ("points24", transition(10.0, terminated=True), True),
+        ("points24", transition(-1.0, terminated=True), False),
+        ("points24", transition(0.0, truncated=True), False),
+        ("ezpoints", transition(10.0, terminated=True), True),
+        ("number_line", transition(1.0, terminated=True), True),
+        ("number_line", transition(-1.0, truncated=True), False),
+        ("blackjack", transition(1.0, terminated=True), True),
+        ("blackjack", transition(1.5, terminated=True), True),
+        ("blackjack", transition(0.0, terminated=True), False),
+        ("blackjack", transition(-1.0, terminated=True), False),
+    ],
+)
+def test_success_is_how_the_episode_ends(name, last, expected):
+    task = make_task(name)
+    assert task.success([transition(0.0), last]) is expected
+    assert task.success([]) is False
+
+
+def test_number_line_logs_the_original_s_success_too():
+    task = make_task("number_line")
+    late = [transition(-1.0), transition(0.0), transition(0.0), transition(1.0, terminated=True)]
+    assert task.success(late)
+    assert task.metrics(late) == {"no_wrong_move": 0.0}
+
+
+def test_a_hand_over_21_is_lost():
+    task = make_task("blackjack")
+    cards = [(10, "K", "H"), (6, "6", "H"), (9, "9", "S")]
+    assert not task.solvable({"Dealer Card": [(10, "K", "H"), (7, "7", "S")], "Player Card": cards})
+    assert task.solvable({"Dealer Card": [(10, "K", "H"), (7, "7", "S")], "Player Card": cards[:2]})
