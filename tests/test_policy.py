@@ -91,6 +91,7 @@ class TestScore:
             thought, action = sum(expected[:start]), sum(expected[start:])
             assert scored.mask[i].tolist() == [True] * len(ids) + [False] * (scored.mask.shape[1] - len(ids))
             assert np.abs(scored.token_logprobs[i, : len(ids)].numpy() - expected).max() < 1e-4
+            assert (scored.token_logprobs[i, len(ids) :] == 0).all()
             assert scored.thought_logprob[i].item() == pytest.approx(thought, abs=1e-4)
             assert scored.action_logprob[i].item() == pytest.approx(action, abs=1e-4)
             assert scored.logprob[i].item() == pytest.approx(action + COEF * thought, abs=1e-4)

@@ -46,7 +46,7 @@ def same(first, second):
 @pytest.mark.parametrize("padding_side", ["left", "right"])
 def test_is_the_processors_own_batch(processor, padding_side):
     prompts, images = some_prompts(8), some_images(8)
-    images[5] = images[0][:, ::-1].copy()  # two of one size
+    images[4] = images[0][:, ::-1].copy()  # two of one size, with prompts of different lengths
     expected = processors_own_batch(processor, prompts, images)
     processor.tokenizer.padding_side = padding_side
     encoder = PromptEncoder(processor, processor.tokenizer.pad_token_id, 2**30)
