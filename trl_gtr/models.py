@@ -12,6 +12,8 @@ from PIL import Image
 from torch import nn
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from . import tiny_llava
+
 
 def load_policy(
     model_name_or_path: str | os.PathLike[str],
@@ -20,7 +22,12 @@ def load_policy(
     trust_remote_code: bool = False,
     **model_kwargs: Any,
 ) -> tuple[Any, Any]:
-    """A model and its processor, checked. `model_kwargs` (`dtype`, `quantization_config`, …) go to the model."""
+    """A model and its processor, checked. `model_kwargs` (`dtype`, `quantization_config`, …) go to the model.
+
+    The name `"tiny"` stands for the model that ships with this package (`trl_gtr.tiny_llava`).
+    """
+    if model_name_or_path == "tiny":
+        model_name_or_path = tiny_llava.path()
     source = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
         processor = AutoProcessor.from_pretrained(model_name_or_path, **source)
