@@ -39,6 +39,8 @@ _EXPORTS = {
 __all__ = [*sorted(_EXPORTS), "__version__"]
 
 if TYPE_CHECKING:  # "X as X" is how a typed package says that X is public
+    from .callbacks import ThoughtCollapseCallback as ThoughtCollapseCallback
+    from .config import GTRConfig as GTRConfig
     from .correctors import (
         CachedCorrector as CachedCorrector,
         Corrector as Corrector,
@@ -49,8 +51,11 @@ if TYPE_CHECKING:  # "X as X" is how a typed package says that X is public
         RecordedCorrector as RecordedCorrector,
         make_corrector as make_corrector,
     )
+    from .evaluation import evaluate_agent as evaluate_agent
+    from .models import lora_target_modules as lora_target_modules
     from .tasks import Task as Task, make_task as make_task
     from .thought_format import ThoughtFormat as ThoughtFormat
+    from .trainer import GTRTrainer as GTRTrainer
     from .types import (
         Correction as Correction,
         CorrectionRequest as CorrectionRequest,
