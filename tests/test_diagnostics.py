@@ -251,10 +251,24 @@ class TestRollout:
             "thoughts/top_share": 0.5,
             "thoughts/length_words": 4,
             "thoughts/true": 0,
+            "thoughts/identical_untrue": 0.5,
             "thoughts/true_number_seen": 0.75,
             "thoughts/true_sum": 0,
             "thoughts/reading": 0.75,
         }
+
+    def test_repeated_and_untrue(self):
+        """The same words in two states, wrong in one of them; others that are wrong but said once."""
+
+        class Task:
+            def judge(self, response, info):
+                return {"number": str(info["number"]) in response.text}
+
+        steps = [("3", 3), ("3", 4), ("7", 8), ("5", 5)]
+        metrics = rollout_diagnostics(rollout_of([step(t, n, shade(i)) for i, (t, n) in enumerate(steps)]), Task())
+        assert metrics["thoughts/identical_across_states"] == 0.5
+        assert metrics["thoughts/true"] == 0.5
+        assert metrics["thoughts/identical_untrue"] == 0.25
 
     def test_state_is_image_and_prompt(self):
         def share(*steps):

@@ -64,18 +64,28 @@ def self_bleu(texts: Sequence[str], sample: int = 64, seed: int = 0) -> float:
 def identical_share(thoughts: Sequence[str], states: Sequence[Any]) -> float:
     """Share of thoughts that were said, word for word, in a *different* state too; in [0, 1].
 
-    Saying the same in the same state is right; saying the same elsewhere means that the state wasn't looked at.
+    Where two states ask for the same thought (the same ranks in other suits) a perfect agent repeats itself too: compare
+    with the start of the run, or look at the share that is repeated *and* untrue.
 
     Args:
         thoughts: one per step.
         states: one per step, compared by `==`.
     """
-    said_in: dict[tuple[str, ...], list[Any]] = defaultdict(list)
-    for thought, state in zip(thoughts, states, strict=True):
-        said_in[tuple(thought.split())].append(state)
-    # Once two states of a group differ, each of its members differs from one of the two.
-    repeated = sum(len(group) for group in said_in.values() if any(state != group[0] for state in group[1:]))
-    return repeated / len(thoughts) if thoughts else 0.0
+    return _share(said_elsewhere(thoughts, states))
+
+
+def said_elsewhere(thoughts: Sequence[str], states: Sequence[Any]) -> list[bool]:
+    """For each thought of [`identical_share`] whether it was said in a different state too."""
+    steps_of: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for step, (thought, _) in enumerate(zip(thoughts, states, strict=True)):
+        steps_of[tuple(thought.split())].append(step)
+    elsewhere = [False] * len(thoughts)
+    for first, *others in steps_of.values():
+        # Once two states of a group differ, each of its members differs from one of the two.
+        if any(states[step] != states[first] for step in others):
+            for step in (first, *others):
+                elsewhere[step] = True
+    return elsewhere
 
 
 def top_thought_share(thoughts: Sequence[str]) -> float:
@@ -102,7 +112,7 @@ def judged_rates(judgements: Sequence[Mapping[str, bool]]) -> dict[str, float]:
             verdicts["true"].append(all(judgement.values()))
             for part, right in judgement.items():
                 verdicts[part].append(right)
-    return {part: sum(rights) / len(rights) for part, rights in verdicts.items()}
+    return {part: _share(rights) for part, rights in verdicts.items()}
 
 
 def thought_text(response: Response) -> str:
@@ -115,19 +125,21 @@ def rollout_diagnostics(rollout: Rollout, task: Any) -> dict[str, float]:
     """All measures of one rollout, by metric name.
 
     `thoughts/distinct_2`, `thoughts/distinct_4`, `thoughts/self_bleu`, `thoughts/identical_across_states`,
-    `thoughts/top_share`, `thoughts/length_words`; where `task.judge` knows the truth `thoughts/true` and
-    `thoughts/true_<part>`; and where the task names its `reading_parts`, `thoughts/reading`: all of those at once.
+    `thoughts/top_share`, `thoughts/length_words`; where `task.judge` knows the truth `thoughts/true`,
+    `thoughts/true_<part>` and `thoughts/identical_untrue`, the share that is said in other states too and is wrong in
+    its own; and where the task names its `reading_parts`, `thoughts/reading`: all of those at once.
     Nothing where there is nothing to measure: no step, or a response format without a thought.
     """
     fields = getattr(getattr(task, "format", None), "fields", None)
     if not rollout.transitions or (fields is not None and not fields):
         return {}
     thoughts = [thought_text(step.response) for step in rollout.transitions]
+    elsewhere = said_elsewhere(thoughts, [_State(step) for step in rollout.transitions])
     metrics = {
         "thoughts/distinct_2": distinct_n(thoughts, 2),
         "thoughts/distinct_4": distinct_n(thoughts, 4),
         "thoughts/self_bleu": self_bleu(thoughts),
-        "thoughts/identical_across_states": identical_share(thoughts, [_State(t) for t in rollout.transitions]),
+        "thoughts/identical_across_states": _share(elsewhere),
         "thoughts/top_share": top_thought_share(thoughts),
         "thoughts/length_words": mean_words(thoughts),
     }
@@ -136,11 +148,20 @@ def rollout_diagnostics(rollout: Rollout, task: Any) -> dict[str, float]:
     if rates:
         metrics["thoughts/true"] = rates.pop("true")
         metrics |= {f"thoughts/true_{part.replace(' ', '_')}": rate for part, rate in rates.items()}
+        metrics["thoughts/identical_untrue"] = _share(
+            [
+                repeated and not all(judgement.values())
+                for repeated, judgement in zip(elsewhere, judgements, strict=True)
+            ]
+        )
     reading_parts = getattr(task, "reading_parts", ())
     if reading_parts:
-        read = [all(judgement[part] for part in reading_parts) for judgement in judgements]
-        metrics["thoughts/reading"] = sum(read) / len(read)
+        metrics["thoughts/reading"] = _share([all(judged[part] for part in reading_parts) for judged in judgements])
     return metrics
+
+
+def _share(flags: Sequence[bool]) -> float:
+    return sum(flags) / len(flags) if flags else 0.0
 
 
 class _State:
