@@ -64,8 +64,8 @@ def self_bleu(texts: Sequence[str], sample: int = 64, seed: int = 0) -> float:
 def identical_share(thoughts: Sequence[str], states: Sequence[Any]) -> float:
     """Share of thoughts that were said, word for word, in a *different* state too; in [0, 1].
 
-    Where two states ask for the same thought (the same ranks in other suits) a perfect agent repeats itself too: compare
-    with the start of the run, or look at the share that is repeated *and* untrue.
+    Where two states ask for the same thought (the same ranks in other suits) a perfect agent repeats itself too:
+    compare with the start of the run, or look at the share that is repeated *and* untrue.
 
     Args:
         thoughts: one per step.
