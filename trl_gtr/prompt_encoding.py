@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import nn
 
 from .models import chat
@@ -69,7 +68,7 @@ class PromptEncoder:
         """Images of one size take the same number of tiles or patches each: one call, cut into equal parts."""
         batch = self.processor(
             text=[chat(self.processor, prompt) for prompt in prompts],
-            images=[[Image.fromarray(image)] for image in images],
+            images=[[image] for image in images],
             padding=True,
             return_tensors="pt",
         )
