@@ -7,7 +7,12 @@ from transformers import TrainerControl, TrainerState
 
 from trl_gtr.callbacks import ThoughtCollapseCallback
 
-HEALTHY = {"thoughts/distinct_4": 0.4, "thoughts/identical_across_states": 0.1, "thoughts/top_share": 0.05}
+HEALTHY = {
+    "thoughts/distinct_4": 0.4,
+    "thoughts/identical_across_states": 0.9,
+    "thoughts/identical_untrue": 0.1,
+    "thoughts/top_share": 0.05,
+}
 
 
 def ring(callback, logs):
@@ -22,7 +27,7 @@ def ring(callback, logs):
 @pytest.mark.parametrize(
     ("sign", "words"),
     [
-        ({"thoughts/identical_across_states": 0.9}, "90% of thoughts are said in other states too"),
+        ({"thoughts/identical_untrue": 0.9}, "90% of thoughts are untrue and said in other states too"),
         ({"thoughts/top_share": 0.8}, "one thought makes 80% of all"),
         ({"thoughts/distinct_4": 0.01}, "distinct 4-grams fell from 0.400 to 0.010"),
     ],

@@ -34,12 +34,12 @@ class GTRProgressCallback(ProgressCallback):
 class ThoughtCollapseCallback(TrainerCallback, ExportableState):
     """Warns, and on request stops the run, when thoughts stop depending on what the agent sees.
 
-    The alarm goes off when, for `patience` logs in a row, a measure is worse than allowed: the share of thoughts that
-    are word for word said in another state too, or of the commonest thought, above `max_identical` or `max_top`; or
-    distinct 4-grams below `min_distinct` times what they were at the start.
+    The alarm goes off when, for `patience` logs in a row, a measure is worse than allowed: the share of untrue thoughts
+    that are said word for word in another state too above `max_identical`, the share of the commonest thought above
+    `max_top`, or distinct 4-grams below `min_distinct` times what they were at the start.
 
     Args:
-        max_identical: Bound of `thoughts/identical_across_states`.
+        max_identical: Bound of `thoughts/identical_untrue`. (True ones may repeat: other suits, the same thought.)
         max_top: Bound of `thoughts/top_share`.
         min_distinct: Smallest share of the first log's `thoughts/distinct_4`.
         patience: Logs in a row before the alarm.
@@ -88,8 +88,9 @@ class ThoughtCollapseCallback(TrainerCallback, ExportableState):
         if self.first_distinct is None:
             self.first_distinct = distinct
         found = []
-        if logs["thoughts/identical_across_states"] > self.max_identical:
-            found.append(f"{logs['thoughts/identical_across_states']:.0%} of thoughts are said in other states too")
+        identical = logs.get("thoughts/identical_untrue", logs["thoughts/identical_across_states"])
+        if identical > self.max_identical:
+            found.append(f"{identical:.0%} of thoughts are untrue and said in other states too")
         if logs["thoughts/top_share"] > self.max_top:
             found.append(f"one thought makes {logs['thoughts/top_share']:.0%} of all")
         if distinct < self.min_distinct * self.first_distinct:

@@ -368,7 +368,8 @@ class GTRTrainer(PPOBridge):
             means.add(f"time/{name}", value)
         means.add("value/mean", experience.values)
         means.add("value/return", experience.returns)
-        means.add("value/explained_variance", ppo.explained_variance(experience.values, experience.returns))
+        explained = ppo.explained_variance(experience.values, experience.returns)
+        means.add("value/explained_variance", [explained] if math.isfinite(explained) else [])
         metrics = means.reduce(self.accelerator.num_processes)
         self._last_loss = metrics.get("loss/total", math.nan)
         if self.corrector is not None and hasattr(self.corrector, "metrics"):
@@ -389,8 +390,8 @@ class GTRTrainer(PPOBridge):
             raise ValueError(f"`num_envs` = {number} must be a multiple of the number of processes, {processes}.")
         return number // processes
 
-    def _sum_over_processes(self, number: float) -> int:
-        return int(reduce(torch.tensor([number], dtype=torch.float64), reduction="sum"))
+    def _sum_over_processes(self, number: int) -> int:
+        return int(reduce(torch.tensor([number], device=self.accelerator.device), reduction="sum"))
 
     # --- saving and resuming ------------------------------------------------------------------------------------
 

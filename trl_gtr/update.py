@@ -79,7 +79,7 @@ class Updater:
     def update(self, experience: Experience, number: int, means: Means) -> None:
         """The `number`-th update of the run; what happened is counted in `means`."""
         args, joint = self.args, self.args.update_schedule == "joint"
-        self.processes_with_labels = self._sum_over_processes(len(self.buffer) > 0)
+        self.processes_with_labels = self._sum_over_processes(int(len(self.buffer) > 0))
         self.clones = experience.cloning_coef > 0 and self.processes_with_labels > 0
         self.trains_policy = args.ppo_coef > 0 and number >= args.value_warmup_updates
         means.add("loss/cloning_coef", experience.cloning_coef if self.clones else 0.0)
@@ -260,8 +260,8 @@ class Updater:
         total, count = reduce(torch.stack([values.sum(), values.new_tensor(len(values))]), reduction="sum")
         return float(total / count)
 
-    def _sum_over_processes(self, number: float) -> int:
-        return int(reduce(torch.tensor([number], dtype=torch.float64), reduction="sum"))
+    def _sum_over_processes(self, number: int) -> int:
+        return int(reduce(torch.tensor([number], device=self.accelerator.device), reduction="sum"))
 
 
 def _reference_kl(scored: ScoredBatch, reference: Sequence[Tensor]) -> Tensor:

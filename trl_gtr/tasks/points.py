@@ -38,6 +38,7 @@ class PointsTask:
     """The task around `gym_cards/Points24-v0` or `gym_cards/EZPoints-v0`. Stateless."""
 
     reading_parts = ("cards",)
+    reward_scale = 0.1  # a win pays 10
 
     def __init__(
         self,
