@@ -34,9 +34,9 @@ class GTRProgressCallback(ProgressCallback):
 class ThoughtCollapseCallback(TrainerCallback, ExportableState):
     """Warns, and on request stops the run, when thoughts stop depending on what the agent sees.
 
-    The alarm goes off when, for `patience` logs in a row, a measure is worse than allowed: the share of untrue thoughts
-    that are said word for word in another state too above `max_identical`, the share of the commonest thought above
-    `max_top`, or distinct 4-grams below `min_distinct` times what they were at the start.
+    The alarm goes off when, for `patience` logs in a row, a measure is worse than allowed: the share of thoughts that
+    are untrue and said word for word in another state too above `max_identical`, the share of the commonest thought
+    above `max_top`, or distinct 4-grams below `min_distinct` times what they were at the start.
 
     Args:
         max_identical: Bound of `thoughts/identical_untrue`. (True ones may repeat: other suits, the same thought.)
