@@ -33,6 +33,7 @@ from trl_gtr.correctors.breaker import Breaker
 from trl_gtr.correctors.chat import Reply, ToolCall, read_reply
 from trl_gtr.correctors.conversation import Conversation
 from trl_gtr.tasks import make_task
+from trl_gtr.tasks.number_line import NumberLineTask
 from trl_gtr.types import Correction
 
 # -- the expert ------------------------------------------------------------------------------------------------------
@@ -128,7 +129,13 @@ def test_digest_is_of_what_can_be_seen() -> None:
     digest = request_digest(request)
     assert digest == request_digest(number_line_request())
     assert digest == request_digest(replace(request, info={"Current": 5, "Target": 0}))  # hidden truth
+    renamed = NumberLineTask()
+    renamed.name = "another"
+    reworded = NumberLineTask()
+    reworded.rubric = replace(renamed.rubric, advice="else")
     others = [
+        replace(request, task=renamed),
+        replace(request, task=reworded),
         replace(request, prompt="else"),
         replace(request, image=request.image + 1),
         replace(request, image=request.image.reshape(40, 30, 3)),
@@ -136,7 +143,7 @@ def test_digest_is_of_what_can_be_seen() -> None:
         number_line_request(action="-"),
         number_line_request(said=(2, 4)),
     ]
-    assert len({digest, *map(request_digest, others)}) == 7
+    assert len({digest, *map(request_digest, others)}) == 9
     strided = np.zeros((30, 80, 3), np.uint8)[:, ::2]
     assert request_digest(replace(request, image=strided)) == digest
     assert request_digest(replace(request, public_state={"actions": ("-", "+")})) == digest

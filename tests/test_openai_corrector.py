@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import email.utils
 import io
+import itertools
 import json
 import logging
 import re
@@ -12,7 +13,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,7 +25,9 @@ from PIL import Image
 
 from trl_gtr.correctors import OpenAICorrector, failure_kind
 from trl_gtr.correctors.chat import read_reply
+from trl_gtr.rollouts import RolloutCollector
 from trl_gtr.tasks.number_line import NumberLineTask
+from trl_gtr.types import Generation
 
 pytest.importorskip("openai")
 
@@ -56,6 +59,13 @@ def make() -> Iterator[Any]:
     yield build
     for corrector in made:
         corrector.close()
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.001)
 
 
 WRONG = number_line_request(1, 4, said=(2, 4))
@@ -168,6 +178,8 @@ UNUSABLE = {
     "a list": "[1, 2]",
     "lower case": json.dumps(yes_answer() | {"evaluation": "yes"}),
     "a sentence with NO in it": json.dumps(yes_answer() | {"evaluation": "None of it is wrong"}),
+    "substring of the enum beside a correction": json.dumps(no_answer(evaluation="None")),
+    "lower case beside a correction": json.dumps(no_answer(evaluation="no")),
     "a boolean": json.dumps(yes_answer() | {"evaluation": True}),
     "missing key": json.dumps({"evaluation": "YES", "correction": None}),
     "another key": json.dumps(yes_answer() | {"score": "5"}),
@@ -428,8 +440,7 @@ def test_identical_requests_in_flight_are_sent_once_and_paid_once(make: Any) -> 
         server.wait_for(lambda: server.in_flight == 1)
         third = threading.Thread(target=lambda: answers.extend(corrector.correct([WRONG, WRONG])))
         third.start()
-        while corrector._open().waiting() < 3:
-            time.sleep(0.001)
+        eventually(lambda: corrector._open().waiting() == 3)
         go.set()
         other.join()
         third.join()
@@ -519,8 +530,7 @@ def test_ctrl_c_in_correct_ends_at_once_and_sends_no_more(make: Any) -> None:
             corrector.correct(requests)
         assert time.monotonic() - started < 5
         thread.join()
-        while corrector._open().waiting():
-            time.sleep(0.001)
+        eventually(lambda: corrector._open().waiting() == 0)
         assert len(server.seen) == 2
 
 
@@ -538,6 +548,38 @@ def test_ctrl_c_while_a_pool_corrects_ends_at_once(make: Any) -> None:
         assert time.monotonic() - started < 5
         thread.join()
     assert [failure_kind(answer) for answer in answers] == ["cancelled"] * 4
+
+
+# -- in a rollout ----------------------------------------------------------------------------------------------------
+
+
+def test_rollout_over_a_server_full_of_faults(make: Any) -> None:
+    """Of 32 steps a quarter each meets a 503, a hanging server, gibberish and a good answer."""
+    numbers = itertools.count()
+
+    def generate(prompts: list[str], images: list[np.ndarray]) -> list[Generation]:
+        texts = [
+            f'{{"current number": 0, "target number": 2, "thoughts": "Try {next(numbers)}: +.", "action": "+"}}'
+            for _ in prompts
+        ]
+        return [Generation(np.zeros(1, np.int64), text) for text in texts]
+
+    def by_number(handler: Any, seen: Any) -> None:
+        number = re.search(r"Try ([0-9]+)", seen.text)
+        assert number
+        (status(503), hangs, says("gibberish"), says(no_answer()))[int(number[1]) % 4](handler, seen)
+
+    with ChatServer(by_number) as server:
+        corrector = make(server, timeout=0.5, max_retries=0)
+        collector = RolloutCollector(NumberLineTask(), generate, corrector, num_envs=8)
+        started = time.monotonic()
+        rollout = collector.collect(4)
+        assert time.monotonic() - started < 8
+    kinds = [failure_kind(c) or c.verdict for c in rollout.corrections if c is not None]
+    assert kinds == ["server", "timeout", "unusable", "corrected"] * 8
+    metrics = corrector.metrics()
+    assert [metrics[f"corrector/failed_{kind}"] for kind in ("server", "timeout", "unusable")] == [8, 8, 8]
+    assert metrics["corrector/calls"] == 8 + 8 + 2 * 8 + 8
 
 
 # -- reading replies -------------------------------------------------------------------------------------------------

@@ -3,9 +3,9 @@
     python examples/benchmarks/corrector_latency.py --step 1 --latency 1
 
 The real collector and the real OpenAI corrector play Points24 against a server of our own in another process. The
-policy is scripted: every vector step takes `--step` seconds. Played with a server that answers at once and with one
-that takes `--latency` seconds, in turn; of `--repeats` rollouts the fastest counts, so that other work on the machine
-matters less.
+policy is scripted: every vector step takes `--step` seconds. Played without a corrector, with a server that answers
+at once and with one that takes `--latency` seconds, in turn; of `--repeats` rollouts the fastest counts, so that other
+work on the machine matters less.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def serve(latency: float, port: Any) -> None:
     asyncio.run(main())
 
 
-def seconds_for_a_rollout(args: argparse.Namespace, latency: float) -> float:
+def seconds_for_a_rollout(args: argparse.Namespace, latency: float | None) -> float:
+    if latency is None:
+        return play(args, None)
     context = multiprocessing.get_context("spawn")
     port = context.Queue()
     server = context.Process(target=serve, args=(latency, port), daemon=True)
@@ -70,6 +72,13 @@ def seconds_for_a_rollout(args: argparse.Namespace, latency: float) -> float:
     corrector = OpenAICorrector(
         "scripted", base_url=f"http://127.0.0.1:{port.get()}/v1", api_key="none", concurrency=args.concurrency
     )
+    seconds = play(args, corrector)
+    corrector.close()
+    server.terminate()
+    return seconds
+
+
+def play(args: argparse.Namespace, corrector: OpenAICorrector | None) -> float:
     count = iter(range(10**9))
 
     def generate(prompts: list[str], images: list[np.ndarray]) -> list[Generation]:
@@ -79,14 +88,11 @@ def seconds_for_a_rollout(args: argparse.Namespace, latency: float) -> float:
         return [Generation(ids, TEXT.replace("next", f"number {next(count)}, next")) for _ in prompts]
 
     collector = RolloutCollector(make_task("points24"), generate, corrector, num_envs=args.envs)
-    corrector.correct([])
     started = time.perf_counter()
     rollout = collector.collect(args.steps)
     seconds = time.perf_counter() - started
     answered = [correction for correction in rollout.corrections if correction and correction.verdict == "unsolvable"]
-    assert len(answered) == args.envs * args.steps, rollout.corrections
-    corrector.close()
-    server.terminate()
+    assert corrector is None or len(answered) == args.envs * args.steps, rollout.corrections
     return seconds
 
 
@@ -99,9 +105,12 @@ if __name__ == "__main__":
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
-    pairs = [[seconds_for_a_rollout(args, latency) for latency in (0.0, args.latency)] for _ in range(args.repeats)]
-    without, with_latency = np.min(pairs, axis=0)
+    runs = [
+        [seconds_for_a_rollout(args, latency) for latency in (None, 0.0, args.latency)] for _ in range(args.repeats)
+    ]
+    alone, without, with_latency = np.min(runs, axis=0)
     total = args.steps * args.latency
     print(f"{args.envs} environments x {args.steps} steps of {args.step:g} s, server latency {args.latency:g} s")
-    print(f"without latency {without:.2f} s, with latency {with_latency:.2f} s: {with_latency / without:.3f} x")
+    print(f"no corrector {alone:.2f} s, no latency {without:.2f} s, with latency {with_latency:.2f} s")
+    print(f"with latency / without: {with_latency / without:.3f}, / no corrector: {with_latency / alone:.3f}")
     print(f"hidden share of the latency of {args.steps} vector steps: {1 - (with_latency - without) / total:.1%}")
