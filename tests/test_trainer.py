@@ -472,6 +472,16 @@ def test_a_folder_that_is_no_checkpoint_is_refused(make_trainer, toy_checkpoint)
         make_trainer().train(resume_from_checkpoint=toy_checkpoint)
 
 
+def test_a_checkpoint_of_another_task_is_refused(make_trainer, tmp_path):
+    make_trainer(save_strategy="steps", total_env_steps=16).train()
+
+    class OtherTask(ColourTask):
+        name = "shapes"
+
+    with pytest.raises(ValueError, match="run on 'colours', not on 'shapes'"):
+        make_trainer(task=OtherTask()).train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
+
+
 def test_metrics_are_documented(make_trainer):
     page = Path(__file__).parents[1] / "docs" / "metrics.md"
     trainer = make_trainer(kl_coef=0.1, eval_strategy="steps", eval_steps=1, eval_episodes=4, total_env_steps=16)

@@ -44,15 +44,16 @@ def save_run_state(
     (folder / STATE_FILE.format(rank=rank)).write_text(json.dumps(state, indent=2))
 
 
-def load_run_state(
-    folder: str | Path, rank: int, buffer: CorrectionBuffer, collector: RolloutCollector
-) -> dict[str, Any]:
+def read_run_state(folder: str | Path, rank: int) -> dict[str, Any]:
+    return json.loads((Path(folder) / STATE_FILE.format(rank=rank)).read_text())
+
+
+def load_run_state(folder: str | Path, rank: int, buffer: CorrectionBuffer, collector: RolloutCollector) -> None:
     folder = Path(folder)
     with np.load(folder / BUFFER_FILE.format(rank=rank), allow_pickle=False) as arrays:
         buffer.load_state_dict(dict(arrays))
     # A checkpoint is as trusted as the code that wrote it: environments can only be stored as pickles.
     collector.load_state_dict((folder / ENVIRONMENTS_FILE.format(rank=rank)).read_bytes())
-    return json.loads((folder / STATE_FILE.format(rank=rank)).read_text())
 
 
 def load_policy_weights(folder: str | Path, policy: nn.Module) -> None:

@@ -403,17 +403,21 @@ class GTRTrainer(PPOBridge):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
-        state = {"corrector": self.corrector.state_dict() if hasattr(self.corrector, "state_dict") else None}
+        corrector = self.corrector.state_dict() if hasattr(self.corrector, "state_dict") else None
+        state = {"task": self.task.name, "corrector": corrector}
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         checkpoints.save_run_state(folder, self.accelerator.process_index, self.buffer, self.collector, state)
 
     def _resume(self, checkpoint: str) -> None:
-        trained = self.trained
+        rank, trained = self.accelerator.process_index, self.trained
+        state = checkpoints.read_run_state(checkpoint, rank)
+        if state["task"] != self.task.name:
+            raise ValueError(f"{checkpoint} is of a run on {state['task']!r}, not on {self.task.name!r}.")
         checkpoints.load_policy_weights(checkpoint, trained.policy)
         checkpoints.load_value_head(checkpoint, trained.value_head)
         self._load_optimizer_and_scheduler(checkpoint)
         self.load_trainer_state(checkpoint)
-        state = checkpoints.load_run_state(checkpoint, self.accelerator.process_index, self.buffer, self.collector)
+        checkpoints.load_run_state(checkpoint, rank, self.buffer, self.collector)
         if state["corrector"] is not None and hasattr(self.corrector, "load_state_dict"):
             self.corrector.load_state_dict(state["corrector"])
         self._load_rng_state(checkpoint)  # last: whatever is made above may draw from them

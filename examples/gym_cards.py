@@ -1,0 +1,38 @@
+"""Train a vision-language agent on one of the four card games.
+
+    accelerate launch examples/gym_cards.py --task ezpoints
+    accelerate launch examples/gym_cards.py --task number_line --config examples/configs/gym_cards_llava.yaml
+
+Without a `--config` it trains the embedded tiny LLaVA by `configs/gym_cards_tiny.yaml`, in minutes on a CPU. Every
+field of the configuration can be given on the command line; `--help` lists them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trl_gtr import GTRTrainer, launch, make_corrector, make_task
+
+CONFIGS = Path(__file__).parent / "configs"
+
+
+def main() -> None:
+    with launch.one_line_errors():
+        script, args, model_args, corrector_args = launch.parse(CONFIGS / "gym_cards_tiny.yaml")
+        launch.check_output_dir(args, script.overwrite)
+        task = make_task(script.task, cut=script.cut)
+        corrector = make_corrector(corrector_args) if args.thought_cloning_coef > 0 else None
+        model, processor, peft_config = launch.load_model(model_args)
+        trainer = GTRTrainer(
+            model=model,
+            args=args,
+            task=task,
+            corrector=corrector,
+            processing_class=processor,
+            peft_config=peft_config,
+        )
+    launch.train_and_report(trainer, {script.task: task})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""From the command line to a trained agent: what the example scripts share.
+
+parse → check the output folder → load the model → (script: task, corrector, trainer) → train, evaluate, report
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from trl import ModelConfig, TrlParser, get_kbit_device_map, get_peft_config, get_quantization_config
+
+from .config import GTRConfig
+from .correctors import CorrectorArguments
+from .evaluation import EvaluationReport
+from .models import load_policy, lora_target_modules
+from .tasks.base import Task
+from .trainer import GTRTrainer
+
+
+@dataclass
+class ScriptArguments:
+    """What a script needs beside the trainer's, the model's and the corrector's arguments."""
+
+    task: str = field(default="points24", metadata={"help": "points24, ezpoints, number_line or blackjack."})
+    hands: str = field(
+        default="all",
+        metadata={"help": "Points24 only: 'all' deals at random, 'pool' from the hands that the tiny model knows."},
+    )
+    cut: bool = field(default=True, metadata={"help": "End training episodes that can't be won any more."})
+    overwrite: bool = field(default=False, metadata={"help": "Start afresh in an output folder that isn't empty."})
+
+
+def parse(
+    default_config: str | Path, argv: list[str] | None = None
+) -> tuple[ScriptArguments, GTRConfig, ModelConfig, CorrectorArguments]:
+    """Arguments of a script: the command line over `--config FILE`, or over the script's own default file."""
+    argv = sys.argv[1:] if argv is None else argv
+    if not any(word == "--config" or word.startswith("--config=") for word in argv):
+        argv = ["--config", str(default_config), *argv]
+    parser = TrlParser((ScriptArguments, GTRConfig, ModelConfig, CorrectorArguments))
+    return parser.parse_args_and_config(argv)
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """For everything before training: what the user got wrong is said in one line, without a traceback."""
+    try:
+        yield
+    except (ValueError, OSError, ImportError) as error:
+        line = " ".join(str(error).split())
+        print(f"error: {line}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def check_output_dir(args: GTRConfig, overwrite: bool = False) -> None:
+    """Refuse to mix two runs in one folder, and find out now whether it can be written."""
+    folder = Path(args.output_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"The output folder {folder} can't be made ({error.strerror}): set --output_dir.") from error
+    if not os.access(folder, os.W_OK):
+        raise ValueError(f"No permission to write into {folder}: set --output_dir to another folder.")
+    if any(folder.iterdir()) and not args.resume_from_checkpoint:
+        if not overwrite:
+            raise ValueError(
+                f"{folder} is not empty. Use --overwrite to start afresh, --resume_from_checkpoint true to go on, or "
+                "another --output_dir."
+            )
+        for old in folder.glob("checkpoint-*"):
+            shutil.rmtree(old)
+
+
+def load_model(model_args: ModelConfig) -> tuple[Any, Any, Any]:
+    """Model, processor and adapter configuration, as TRL's `ModelConfig` describes them."""
+    name = model_args.model_name_or_path
+    if not name:
+        raise ValueError("Which model? Set --model_name_or_path to a name, a folder, or `tiny`.")
+    options: dict[str, Any] = {"revision": model_args.model_revision, "dtype": model_args.dtype}
+    if model_args.attn_implementation:
+        options["attn_implementation"] = model_args.attn_implementation
+    quantization = get_quantization_config(model_args)
+    if quantization is not None:
+        options |= {"quantization_config": quantization, "device_map": get_kbit_device_map()}
+    model, processor = load_policy(name, **options)
+    peft_config = get_peft_config(model_args)
+    if peft_config is not None and model_args.lora_target_modules is None:
+        # As in the paper: every linear layer but the LM head, vision tower and projector included.
+        peft_config.target_modules = set(lora_target_modules(model))
+    return model, processor, peft_config
+
+
+def resume_from(args: GTRConfig) -> str | bool | None:
+    """`--resume_from_checkpoint true` is the newest one; anything else is a path."""
+    given = args.resume_from_checkpoint
+    return True if isinstance(given, str) and given.lower() == "true" else given
+
+
+def train_and_report(trainer: GTRTrainer, eval_tasks: Mapping[str, Task]) -> dict[str, EvaluationReport]:
+    """Evaluate, train, evaluate again, save, and show what training did."""
+    reports: dict[str, EvaluationReport] = {}
+
+    def evaluate(when: str) -> None:
+        for name, task in eval_tasks.items():
+            trainer.evaluate(task, metric_key_prefix=f"{when}_{name}")
+            reports[f"{name}, {when}"] = trainer.last_evaluation
+
+    if not trainer.args.resume_from_checkpoint:
+        evaluate("start")
+    trainer.train(resume_from_checkpoint=resume_from(trainer.args))
+    evaluate("end")
+    trainer.save_model()
+    if trainer.is_world_process_zero():
+        Console().print(report_table(reports, f"{trainer.task.name} after {trainer.state.global_step} updates"))
+        print(f"The agent is in {trainer.args.output_dir}.")
+    return reports
+
+
+def report_table(reports: Mapping[str, EvaluationReport], title: str) -> Table:
+    """A row per report: success with its 95 % interval, return, length, shares of steps."""
+    table = Table(title=title)
+    columns = ("deals", "success", "of solvable", "return", "length", "valid", "legal", "true thoughts", "episodes")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "deals" else "right")
+    for name, report in reports.items():
+        m = report.metrics()
+        shares = (m["valid"], m["legal"], m["true_thoughts"])
+        table.add_row(
+            name,
+            str(report.success),
+            f"{m['success_solvable']:.3f}",
+            f"{m['return']:+.2f}",
+            f"{m['length']:.1f}",
+            *(f"{share:.3f}" for share in shares),
+            f"{m['episodes']:.0f}",
+        )
+    return table
+
+
+def use_all_cores() -> None:
+    """Torch threads for one process on a CPU. (Several processes share the cores: the launcher sets OMP_NUM_THREADS.)"""
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(os.cpu_count() or 1)
