@@ -7,7 +7,6 @@ they can't drift apart from them. Any other text is spelled byte by byte.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,13 +31,8 @@ def pieces() -> list[str]:
 
 
 def prompt_parts(task: Task) -> list[str]:
-    """What the prompts of all states have in common: one begin and one end, or the whole prompt."""
-    prompts = [task.prompt(None, {"Formula": [symbol]}) for symbol in "12"]
-    begin = os.path.commonprefix(prompts)
-    if begin == prompts[0]:
-        return [begin]
-    end = os.path.commonprefix([prompt[len(begin) :][::-1] for prompt in prompts])[::-1]
-    return [begin, end]
+    """What all prompts of a task have in common: all but the formula, where it has one."""
+    return task.prompt(None, {"Formula": [BLANK]}).split(BLANK)
 
 
 def response_parts(task: Task) -> Iterator[str]:
