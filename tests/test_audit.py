@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
-from corrector_cases import no_answer, number_line_request, points_request
+from chat_server import ChatServer, says
+from corrector_cases import no_answer, number_line_request, points_request, yes_answer
 
 from trl_gtr.correctors import AuditedCorrector, ExpertCorrector, UnreliableCorrector, audit, failed
 from trl_gtr.correctors.audit import Grade, grade, is_true, report
@@ -118,3 +125,54 @@ def test_audit_needs_a_task_that_knows_the_truth() -> None:
         AuditedCorrector(ExpertCorrector()).check(NoTruth())
     with pytest.raises(ValueError, match="share must be"):
         AuditedCorrector(ExpertCorrector(), share=0)
+
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+def run_example(script: str, line: str) -> str:
+    environment = {**os.environ, "NO_PROXY": "127.0.0.1", "OPENAI_API_KEY": "sk-audit-tests"}
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / script, *line.split()],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def rows(table: str) -> dict[str, str]:
+    return dict(re.findall(r"│ +(.*?) +│ +(.*?) +│", table))
+
+
+def test_audit_script_over_http() -> None:
+    """A model that says YES to everything changes nothing, at 100 × 2 + 20 × 10 USD per million calls."""
+    pytest.importorskip("openai")
+    with ChatServer(says(yes_answer())) as server:
+        line = "--task number_line --states 6 --env_steps 6000 --corrector openai --corrector_model test-model"
+        line += f" --corrector_base_url {server.url} --corrector_prices 2 10 --corrector_concurrency 1"
+        printed = run_example("audit_corrector.py", line)
+        asked = len(server.seen)
+    found = rows(printed)
+    assert found["graded thoughts, of them wrong"] == "6, 50.0%"
+    assert found["precision: changed thoughts that were wrong and are true now"] == "-"
+    assert found["recall: wrong thoughts that it made true"] == "0.0%"
+    assert found["false alarms: right thoughts that it changed"] == "0.0%"
+    assert found["estimate for 6000 steps: calls"] == str(asked * 1000)
+    assert found["USD"] == f"{asked * 1000 * 0.0004:.2f}"
+
+
+def test_audit_script_finds_out_a_wrong_corrector() -> None:
+    printed = run_example("audit_corrector.py", "--task points24 --states 30 --wrong 1.0")
+    assert rows(printed)["recall: wrong thoughts that it made true"] == "0.0%"
+    assert rows(printed)["false alarms: right thoughts that it changed"] == "100.0%"
+
+
+def test_latency_benchmark_runs() -> None:
+    pytest.importorskip("openai")
+    line = "--step 0.05 --latency 0.05 --envs 2 --steps 3 --repeats 1"
+    printed = run_example("benchmarks/corrector_latency.py", line)
+    assert re.search(r"hidden share of the latency of 3 vector steps: -?[0-9.]+%", printed)
