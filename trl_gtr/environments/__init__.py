@@ -1,7 +1,8 @@
-"""The card games as gymnasium environments: numpy and Pillow, no torch.
+"""The games as gymnasium environments: numpy and Pillow, no torch.
 
 Importing this package registers `gym_cards/Points24-v0`, `gym_cards/EZPoints-v0`, `gym_cards/NumberLine-v0` and
-`gym_cards/Blackjack-v0`, unless the original `gym_cards` has done so before.
+`gym_cards/Blackjack-v0`, unless the original `gym_cards` has done so before; and `trl_gtr/ALFWorld-v0`, which needs
+`pip install "trl-gtr[alfworld]"` to be made.
 """
 
 from __future__ import annotations
@@ -26,3 +27,6 @@ _ENTRY_POINTS = {
 for _id, _entry_point in _ENTRY_POINTS.items():
     if _id not in gym.registry:
         gym.register(_id, entry_point=_entry_point, max_episode_steps=300)
+
+if "trl_gtr/ALFWorld-v0" not in gym.registry:
+    gym.register("trl_gtr/ALFWorld-v0", entry_point="trl_gtr.environments.alfworld:ALFWorldEnv", max_episode_steps=50)

@@ -1,0 +1,219 @@
+"""The scene as somebody sees it who stands there: the receptacles in front, what is in them, and the hand.
+
+Nothing that is closed or elsewhere is in the picture: it is drawn from a view (`World.view`), which has none of it.
+Parts are drawn once and kept; a picture then takes about a millisecond.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
+
+from .furniture import furniture
+from .icons import BADGES, Colour, badge, darker, icon
+from .world import kind_of
+
+SIZE = 300
+FLOOR = 236  # where the floor of the room begins
+HAND = 250  # the hand's band begins here
+TITLE = 18
+INK: Colour = (28, 28, 34)
+PAPER: Colour = (255, 253, 246)
+SKIN: Colour = (238, 186, 148)
+
+# room → wall, its pattern, floor
+ROOMS: dict[str, tuple[Colour, str, Colour]] = {
+    "kitchen": ((246, 232, 196), "tiles", (172, 122, 84)),
+    "bathroom": ((200, 228, 226), "tiles", (226, 226, 222)),
+    "bedroom": ((214, 212, 234), "stripes", (150, 132, 150)),
+    "living room": ((212, 224, 200), "stripes", (164, 112, 70)),
+}
+_TELLING = {
+    "bathroom": {"toilet", "bathtubbasin", "toiletpaperhanger", "towelholder", "handtowelholder"},
+    "kitchen": {"fridge", "microwave", "stoveburner", "coffeemachine", "toaster"},
+    "bedroom": {"bed"},
+}
+
+
+def room_kind(receptacles: Sequence[str]) -> str:
+    """Kitchen, bathroom, bedroom or living room, by what stands in it."""
+    kinds = {kind_of(name) for name in receptacles}
+    return next((room for room, telling in _TELLING.items() if kinds & telling), "living room")
+
+
+def draw_scene(view: Mapping[str, Any]) -> np.ndarray:
+    """The picture of a view: uint8, (300, 300, 3)."""
+    picture = _background(room_kind(view["room"])).copy()
+    states = {thing: set(words) for thing, words in view["states"]}
+    if view["here"]:
+        columns = 1 if len(view["here"]) == 1 else 2 if len(view["here"]) <= 4 else 3
+        for cell, (name, state, contents) in zip(
+            _cells((4, 3, SIZE - 4, HAND - 3), len(view["here"]), columns), view["here"], strict=True
+        ):
+            _draw_receptacle(picture, cell, name, state, contents, states)
+    else:
+        _draw_room(picture, view["room"])
+    _draw_hand(picture, view["holding"], states)
+    return np.asarray(picture).copy()
+
+
+def _cells(box: tuple[int, int, int, int], count: int, columns: int) -> list[tuple[int, int, int, int]]:
+    left, top, right, bottom = box
+    rows = math.ceil(count / columns)
+    width, height = (right - left) / columns, (bottom - top) / rows
+    return [
+        (
+            round(left + i % columns * width),
+            round(top + i // columns * height),
+            round(left + (i % columns + 1) * width),
+            round(top + (i // columns + 1) * height),
+        )
+        for i in range(count)
+    ]
+
+
+def _draw_receptacle(
+    picture: Image.Image,
+    cell: tuple[int, int, int, int],
+    name: str,
+    state: str,
+    contents: Sequence[str],
+    states: Mapping[str, set[str]],
+) -> None:
+    left, top, right, bottom = cell
+    title = _label(f"{name} ({state})" if state else name, right - left - 6, 14, plate=True)
+    picture.paste(title, ((left + right - title.width) // 2, top), title)
+    body = furniture(kind_of(name), right - left - 6, bottom - top - TITLE - 4, state != "closed")
+    x, y = left + 3, top + TITLE + 2
+    picture.paste(body.image, (x, y), body.image)
+    if state == "closed" or not contents:
+        return
+    in_left, in_top, in_right, in_bottom = body.inside
+    inside = (x + in_left, y + in_top, x + in_right, y + in_bottom)
+    for place, thing in zip(_places(inside, len(contents)), contents, strict=True):
+        _draw_thing(picture, place, thing, states.get(thing, set()), body.dark)
+
+
+def _places(inside: tuple[int, int, int, int], count: int) -> list[tuple[int, int, int, int]]:
+    """As many places as things, in the grid that lets them be largest."""
+    width, height = inside[2] - inside[0], inside[3] - inside[1]
+
+    def size(columns: int) -> float:
+        return min(width / columns, height / math.ceil(count / columns) - 11)
+
+    return _cells(inside, count, max(range(1, count + 1), key=size))
+
+
+def _draw_thing(
+    picture: Image.Image, place: tuple[int, int, int, int], thing: str, words: set[str], dark: bool
+) -> None:
+    """The thing with its name below it, and badges for what was done to it."""
+    left, top, right, bottom = place
+    lettering = 12 if bottom - top >= 50 else 10
+    size = max(12, min(right - left - 2, bottom - top - lettering - 1, 92))
+    image = icon(kind_of(thing), size, "on" in words)
+    x, y = (left + right - size) // 2, top + (bottom - top - lettering - 1 - size) // 2
+    picture.paste(image, (x, y), image)
+    _draw_badges(picture, x + size, y, size, words)
+    text = _label(thing, right - left, lettering, light=dark)
+    picture.paste(text, ((left + right - text.width) // 2, y + size), text)
+
+
+def _draw_badges(picture: Image.Image, right: int, top: int, size: int, words: set[str]) -> None:
+    side = max(10, round(size * 0.36))
+    for place, word in enumerate(word for word in BADGES if word in words):
+        mark = badge(word, side)
+        picture.paste(mark, (right - side, top + place * side), mark)
+
+
+def _draw_room(picture: Image.Image, receptacles: Sequence[str]) -> None:
+    """From the middle of the room: everything that one could go to, closed and from afar."""
+    title = _label("middle of the room", SIZE - 20, 14, plate=True)
+    picture.paste(title, ((SIZE - title.width) // 2, 3), title)
+    area = (4, TITLE + 6, SIZE - 4, HAND - 2)
+    columns = max(1, min(len(receptacles), math.ceil(math.sqrt(len(receptacles) * 1.2))))
+    for (left, top, right, bottom), name in zip(_cells(area, len(receptacles), columns), receptacles, strict=True):
+        lettering = 11 if bottom - top >= 50 else 9
+        body = furniture(kind_of(name), right - left - 4, bottom - top - lettering - 3)
+        picture.paste(body.image, (left + 2, top + 1), body.image)
+        text = _label(name, right - left, lettering)
+        picture.paste(text, ((left + right - text.width) // 2, bottom - lettering - 3), text)
+
+
+def _draw_hand(picture: Image.Image, holding: str, states: Mapping[str, set[str]]) -> None:
+    band = _hand(bool(holding))
+    picture.paste(band, (0, HAND))
+    if not holding:
+        return
+    words, size = states.get(holding, set()), SIZE - HAND - 4
+    image = icon(kind_of(holding), size, "on" in words)
+    picture.paste(image, (84, HAND + 2), image)
+    _draw_badges(picture, 84 + size + 4, HAND + 2, size, words)
+    text = _label(holding, SIZE - 148, 18, light=True)
+    picture.paste(text, (144, HAND + (SIZE - HAND - text.height) // 2), text)
+
+
+@lru_cache(maxsize=2)
+def _hand(full: bool) -> Image.Image:
+    """The band at the lower edge: a hand that points at what it holds, or an open one."""
+    scale, width, height = 4, SIZE, SIZE - HAND
+    band = Image.new("RGB", (width * scale, height * scale), (64, 58, 66))
+    draw = ImageDraw.Draw(band)
+
+    def at(*values: float) -> list[float]:
+        return [value * scale for value in values]
+
+    draw.rectangle(at(0, 0, width, 1.5), (36, 32, 38))
+    draw.rounded_rectangle(at(-10, 14, 26, 42), 6 * scale, (70, 110, 180), darker((70, 110, 180)), scale)
+    draw.rounded_rectangle(at(20, 10, 56, 44), 12 * scale, SKIN, darker(SKIN), scale)
+    reach = 66 if full else 82
+    for finger in range(4):
+        top = 10 + finger * 8.5
+        draw.rounded_rectangle(
+            at(44, top, reach - abs(finger - 1.5) * 3, top + 8), 4 * scale, SKIN, darker(SKIN), scale
+        )
+    draw.rounded_rectangle(at(30, 3, 58, 13), 5 * scale, SKIN, darker(SKIN), scale)
+    band = band.resize((width, height), Image.Resampling.LANCZOS)
+    if not full:
+        text = _label("empty", 120, 18, light=True)
+        band.paste(text, (144, (height - text.height) // 2), text)
+    return band
+
+
+@lru_cache(maxsize=2048)
+def _label(text: str, max_width: int, height: int, light: bool = False, plate: bool = False) -> Image.Image:
+    """Lettering as an RGBA picture, squeezed where it is too wide: dark with a light rim, or the other way round."""
+    scale = 2
+    font = ImageFont.load_default(height * scale)
+    width = font.getlength(text)
+    margin = (5 if plate else 2) * scale
+    size = (round(width) + 2 * margin, round(height * 1.25 * scale))
+    board = Image.new("RGBA", size)
+    draw = ImageDraw.Draw(board)
+    ink, rim = (PAPER, INK) if light or plate else (INK, PAPER)
+    if plate:
+        draw.rounded_rectangle((0, 0, size[0] - 1, size[1] - 1), 4 * scale, (*INK, 235))
+    middle = (size[0] / 2, size[1] / 2)
+    draw.text(middle, text, ink, font, anchor="mm", stroke_width=0 if plate else scale, stroke_fill=rim)
+    shown = min(max_width, math.ceil(size[0] / scale))
+    return board.resize((shown, size[1] // scale), Image.Resampling.LANCZOS)
+
+
+@lru_cache(maxsize=8)
+def _background(room: str) -> Image.Image:
+    wall, pattern, floor = ROOMS[room]
+    picture = Image.new("RGB", (SIZE, SIZE), wall)
+    draw = ImageDraw.Draw(picture)
+    line = darker(wall, 0.07)
+    for place in range(0, SIZE, 30):
+        draw.line((place, 0, place, FLOOR), line, 2 if pattern == "tiles" else 10)
+        if pattern == "tiles":
+            draw.line((0, place, SIZE, place), line, 2)
+    draw.rectangle((0, FLOOR, SIZE, SIZE), floor)
+    draw.rectangle((0, FLOOR - 4, SIZE, FLOOR), darker(wall, 0.3))
+    return picture.filter(ImageFilter.GaussianBlur(0.6))

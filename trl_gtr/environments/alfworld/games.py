@@ -1,0 +1,146 @@
+"""Where the games come from: bundled with this library, a split of ALFWorld's data, or files that the user names."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .generator import SPLITS, bundled_games, make_game
+from .goals import TASK_TYPES
+
+DEFAULT_DATA = "~/.cache/alfworld"
+"""Where `alfworld-download` puts its data unless `ALFWORLD_DATA` says otherwise."""
+FOLDER = "json_2.1.1"
+
+_SOLVABLE = re.compile(rb'"solvable":\s*(true|false)')
+
+
+@dataclass(frozen=True)
+class Game:
+    """One game, by name only; `load` reads it."""
+
+    name: str
+    """`"bundled:<task type>/<seed>"`, or the path of a `game.tw-pddl` file."""
+    task_type: str
+
+    @property
+    def bundled(self) -> bool:
+        return self.name.startswith("bundled:")
+
+    def load(self) -> dict[str, Any]:
+        if self.bundled:
+            task_type, seed = self.name.removeprefix("bundled:").split("/")
+            return make_game(task_type, int(seed))
+        with open(self.name, encoding="utf-8") as file:
+            return json.load(file)
+
+
+def find_games(
+    games: str | Sequence[str | os.PathLike[str]] = "auto",
+    split: str = "train",
+    task_types: Sequence[str] | None = None,
+) -> list[Game]:
+    """The games to play, in a fixed order.
+
+    Args:
+        games: `"bundled"`; `"data"`: the split of ALFWorld's data; `"auto"`: the data if there is any, else the
+            bundled games; or a list of `game.tw-pddl` files, of folders that hold them, or of names of bundled games.
+        split: `"train"`, `"valid_seen"` or `"valid_unseen"`.
+        task_types: Only these of the six types.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split must be one of {', '.join(SPLITS)}, not {split!r}.")
+    unknown = sorted(set(task_types or ()) - set(TASK_TYPES))
+    if unknown:
+        raise ValueError(f"task_types: there is no {', '.join(unknown)}; the six are {', '.join(TASK_TYPES)}.")
+    if isinstance(games, str):
+        if games not in ("auto", "bundled", "data"):
+            raise ValueError(f"games must be 'auto', 'bundled', 'data' or a list of files, not {games!r}.")
+        source = ("data" if data_folder(split) else "bundled") if games == "auto" else games
+        found = _bundled(split) if source == "bundled" else _from_data(split)
+    else:
+        found = [game for name in games for game in _named(name)]
+    found = [game for game in found if task_types is None or game.task_type in task_types]
+    if not found:
+        raise ValueError(
+            f"There is no game for games={games!r}, split={split!r}, task_types={task_types}. "
+            "Take out a filter, or use games='bundled'."
+        )
+    return found
+
+
+def data_folder(split: str) -> Path | None:
+    """The split's folder in ALFWorld's data, or `None` if there is none.
+
+    `ALFWORLD_DATA` is read now, not when something was imported. If a user has set it, it must lead to the data.
+    """
+    setting = os.environ.get("ALFWORLD_DATA") or DEFAULT_DATA
+    root = Path(os.path.expandvars(setting)).expanduser()
+    folder = root / FOLDER / split
+    if folder.is_dir():
+        return folder
+    # The package `alfworld` sets the variable to its default when it is imported: that is nobody's wish.
+    if root.resolve() != Path(DEFAULT_DATA).expanduser().resolve():
+        raise ValueError(
+            f"ALFWORLD_DATA is {setting!r}, which has no folder {FOLDER}/{split}. Set it to the folder that "
+            f"`alfworld-download` filled (it holds {FOLDER}/), or unset it to play the bundled games."
+        )
+    return None
+
+
+def _bundled(split: str) -> list[Game]:
+    return [Game(f"bundled:{task_type}/{seed}", task_type) for task_type, seed in bundled_games(split)]
+
+
+def _from_data(split: str) -> list[Game]:
+    folder = data_folder(split)
+    if folder is None:
+        raise ValueError(
+            f"games='data' needs ALFWorld's games: run `alfworld-download`, or set ALFWORLD_DATA to the folder that "
+            f"holds {FOLDER}/. games='bundled' needs no download."
+        )
+    paths = sorted(folder.glob("*/*/game.tw-pddl"))
+    # As alfworld does: no movable receptacles, no slices, nothing that was found unsolvable.
+    wanted = [path for path in paths if "movable" not in str(path) and "Sliced" not in str(path)]
+    return [_file(path) for path in wanted if _solvable(path)]
+
+
+def _named(name: str | os.PathLike[str]) -> list[Game]:
+    """The games that a user's entry stands for."""
+    text = os.fspath(name)
+    if text.startswith("bundled:"):
+        return [Game(text, text.removeprefix("bundled:").split("/")[0])]
+    path = Path(text).expanduser()
+    files = sorted(path.rglob("game.tw-pddl")) if path.is_dir() else [path]
+    if not files or not files[0].is_file():
+        raise ValueError(f"games: there is no game at {text!r}; name game.tw-pddl files or folders that hold them.")
+    return [_file(file) for file in files]
+
+
+def _file(path: Path) -> Game:
+    """A game file's task type stands in the name of its grandparent folder, as in ALFRED; else in its goal."""
+    task_type = path.parent.parent.name.split("-")[0]
+    if task_type not in TASK_TYPES:
+        from .goals import read_goal
+
+        with path.open(encoding="utf-8") as file:
+            task_type = read_goal(json.load(file)["pddl_problem"]).task_type
+    return Game(str(path.resolve()), task_type)
+
+
+def _solvable(path: Path) -> bool:
+    """Was the game found solvable? The mark stands near the file's end; reading all files whole would take minutes."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 4096))
+        tail = file.read()
+        marks = _SOLVABLE.findall(tail)
+        if not marks:
+            file.seek(0)
+            marks = _SOLVABLE.findall(file.read())
+    return bool(marks) and marks[-1] == b"true"

@@ -1,0 +1,120 @@
+"""The state of a room, read from the engine's facts, and what somebody who stands in it can see."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+# predicate → the word for it; "used" is what ALFWorld's goals ask of a lamp: it was switched at some time
+STATES = {
+    "isclean": "clean",
+    "ishot": "hot",
+    "iscool": "cool",
+    "ison": "on",
+    "istoggled": "used",
+    "issliced": "sliced",
+}
+
+
+def kind_of(name: str) -> str:
+    """`"mug 1"` → `"mug"`."""
+    return name.rsplit(" ", 1)[0]
+
+
+def natural(name: str) -> tuple[str, int]:
+    """Sorts "drawer 2" before "drawer 10"."""
+    kind, _, number = name.rpartition(" ")
+    return (kind, int(number)) if number.isdigit() else (name, 0)
+
+
+@dataclass(frozen=True)
+class World:
+    """Everything that is true in the room, hidden or not. Names are ALFWorld's ("mug 1")."""
+
+    location: str
+    locations: Mapping[str, str]
+    """Receptacle → where it stands. Several may share a place: who goes to one of them is in front of all."""
+    contents: Mapping[str, Sequence[str]]
+    """Receptacle → objects in or on it; every receptacle is a key."""
+    openable: frozenset[str]
+    opened: frozenset[str]
+    holding: str | None
+    states: Mapping[str, frozenset[str]]
+    """Object → words of `STATES`; objects without any are left out."""
+    can_contain: frozenset[tuple[str, str]]
+    """Kinds of receptacle and object that go together."""
+
+    @property
+    def here(self) -> list[str]:
+        """The receptacles that one stands in front of; none at the start."""
+        return [name for name, place in self.locations.items() if place == self.location]
+
+    def closed(self, receptacle: str) -> bool:
+        return receptacle in self.openable and receptacle not in self.opened
+
+    def accepts(self, receptacle: str, thing: str) -> bool:
+        return (kind_of(receptacle), kind_of(thing)) in self.can_contain
+
+    def view(self) -> dict[str, Any]:
+        """What can be seen from here, as plain values; nothing that is closed or elsewhere.
+
+        - `room`: the names of all receptacles, which one sees at the start;
+        - `here`: `[name, "open" | "closed" | "", contents]` of each receptacle in front, `""` if it has no door;
+        - `holding`: the object in the hand, or "";
+        - `states`: `[object, words]` of the objects in view or in the hand that have any.
+        """
+        here = [
+            [name, "closed", []]
+            if self.closed(name)
+            else [name, "open" if name in self.openable else "", list(self.contents[name])]
+            for name in self.here
+        ]
+        seen = [thing for _, _, contents in here for thing in contents] + ([self.holding] if self.holding else [])
+        states = [[thing, sorted(self.states[thing])] for thing in seen if thing in self.states]
+        return {"room": list(self.locations), "here": here, "holding": self.holding or "", "states": states}
+
+
+class WorldReader:
+    """Reads the world from TextWorld's state. What no action can change is read once a game."""
+
+    def __init__(self, state: Any, entities: Mapping[str, Any]) -> None:
+        self._state = state
+        self._names = {key: entity.name.strip() for key, entity in entities.items()}
+        places = {receptacle: place for receptacle, place in self._facts("receptacleatlocation")}  # noqa: C416
+        self._locations = {receptacle: places[receptacle] for receptacle in sorted(places, key=natural)}
+        self._openable = frozenset(name for (name,) in self._facts("openable"))
+        self._can_contain = frozenset(
+            (_without_type(receptacle), _without_type(thing)) for receptacle, thing in self._facts("cancontain")
+        )
+
+    def read(self) -> World:
+        contents: dict[str, list[str]] = {receptacle: [] for receptacle in self._locations}
+        for thing, receptacle in self._facts("inreceptacle"):
+            contents[receptacle].append(thing)
+        states: dict[str, set[str]] = {}
+        for predicate, word in STATES.items():
+            for (thing,) in self._facts(predicate):
+                states.setdefault(thing, set()).add(word)
+        return World(
+            location=next(place for _, place in self._facts("atlocation")),
+            locations=self._locations,
+            contents={receptacle: sorted(things, key=natural) for receptacle, things in contents.items()},
+            openable=self._openable,
+            opened=frozenset(name for (name,) in self._facts("opened")),
+            holding=next((thing for _, thing in self._facts("holds")), None),
+            states={thing: frozenset(words) for thing, words in states.items()},
+            can_contain=self._can_contain,
+        )
+
+    def _facts(self, predicate: str) -> Iterator[tuple[str, ...]]:
+        """The arguments' names of each fact with this predicate."""
+        names = self._names
+        for fact in self._state.facts_named(predicate):
+            yield tuple(names[variable.name] for variable in fact.arguments)
+
+
+def _without_type(name: str) -> str:
+    """`"mugtype"` → `"mug"`: how the kinds are called in the facts."""
+    return re.sub(r"type$", "", name)
