@@ -400,7 +400,7 @@ def test_key_is_nowhere(make: Any, caplog: pytest.LogCaptureFixture, tmp_path: A
 
     caplog.set_level(logging.DEBUG)
     for name in list(logging.root.manager.loggerDict):
-        logging.getLogger(name).setLevel(logging.DEBUG)
+        caplog.set_level(logging.DEBUG, logger=name)
     thought = no_answer()["correction"] | {"thoughts": f"{SECRET} says I go up: +."}
     leaks = [
         status(400, f"bad key {SECRET}"),
