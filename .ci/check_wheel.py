@@ -16,7 +16,10 @@ from trl_gtr import make_task  # noqa: E402
 
 package = Path(trl_gtr.__file__).parent
 assert Path(sys.argv[1]).resolve() not in package.resolve().parents, f"not the wheel but the repository: {package}"
-assert (package / "py.typed").exists()
+for file in (Path(sys.argv[1]) / "trl_gtr").rglob("*"):
+    if file.is_file() and "__pycache__" not in file.parts:
+        shipped = package / file.relative_to(Path(sys.argv[1]) / "trl_gtr")
+        assert shipped.exists(), f"{file} is not in the wheel; see package-data in pyproject.toml"
 assert trl_gtr.__version__ == importlib.metadata.version("trl-gtr")
 for name in trl_gtr.__all__:
     assert getattr(trl_gtr, name) is not None, name

@@ -126,9 +126,11 @@ def test_readme_tree_names_files_that_exist():
 
 
 def test_readme_tree_is_complete():
-    tree = set(readme_tree())
+    """Every module and example has its line, or lies in a folder whose line stands for all of it."""
+    tree = readme_tree()
+    folded = tuple(path for path in tree if path.endswith("/") and sum(other.startswith(path) for other in tree) == 1)
     files = [*(ROOT / "trl_gtr").rglob("*.py"), *(ROOT / "examples").rglob("*.py")]
     present = {path.relative_to(ROOT).as_posix() for path in files}
     packages = {path for path in present if path.endswith("/__init__.py")} - {"trl_gtr/__init__.py"}
-    missing = sorted(present - packages - tree)
+    missing = sorted(path for path in present - packages - {*tree} if not path.startswith(folded))
     assert not missing, f"give each of these a line in the README's tree: {missing}"
