@@ -421,8 +421,32 @@ def test_a_spent_budget_stops_the_run_with_a_checkpoint(make_trainer, tmp_path):
 
     trainer = make_trainer(corrector=Spendthrift(), total_env_steps=64)
     trainer.train()
-    assert trainer.state.global_step == 1
-    assert (tmp_path / "run" / "checkpoint-1" / "value_head.safetensors").is_file()
+    # The update in which it ran out is finished with what was paid for.
+    assert trainer.state.global_step == 2
+    assert 0 < trainer.state.log_history[1]["corrector/failed"] < 1
+    assert (tmp_path / "run" / "checkpoint-2" / "value_head.safetensors").is_file()
+
+
+def test_an_interrupt_leaves_a_checkpoint_and_releases_the_corrector(make_trainer, tmp_path):
+    class Interrupted(ExpertCorrector):
+        closed = False
+
+        def close(self):
+            self.closed = True
+
+    corrector = Interrupted()
+    trainer = make_trainer(corrector=corrector, total_env_steps=64)
+    finish = trainer._finish_update
+
+    def interrupt(*args):
+        finish(*args)
+        raise KeyboardInterrupt
+
+    trainer._finish_update = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    assert corrector.closed
+    assert (tmp_path / "run" / "checkpoint-1" / "trainer_state.json").is_file()
 
 
 def test_log_completions_shows_steps_and_reads_no_markup(make_trainer, capsys):

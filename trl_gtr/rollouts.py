@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from .correctors.base import Corrector
+from .correctors.base import BudgetExhausted, Corrector, failed
 from .tasks.base import Task
 from .types import Correction, CorrectionRequest, Generation, Response, Rollout, Transition
 
@@ -104,8 +104,16 @@ class RolloutCollector:
                 transitions += played
                 finished += self._close_episodes(played)
         with clock("wait_for_corrections"):
-            corrections = _join(pending, asked, len(self.images))
-        return Rollout(transitions, corrections, list(self.images), self._prompts(), finished, clock.seconds)
+            corrections, stop_reason = _join(pending, asked, len(self.images))
+        return Rollout(
+            transitions,
+            corrections,
+            last_images=list(self.images),
+            last_prompts=self._prompts(),
+            episodes=finished,
+            stop_reason=stop_reason,
+            times=clock.seconds,
+        )
 
     def _prompts(self) -> list[str]:
         return [self.task.prompt(image, info) for image, info in zip(self.images, self.infos, strict=True)]
@@ -280,13 +288,22 @@ def unpack_infos(infos: Mapping[str, Any], num_envs: int) -> list[dict[str, Any]
 
 def _join(
     pending: list[Future[list[Correction]] | None], asked: list[list[int]], num_envs: int
-) -> list[Correction | None]:
-    """Wait for every correction; one per transition, `None` where nothing was asked. Errors surface here."""
+) -> tuple[list[Correction | None], str | None]:
+    """Wait for every correction; one per transition, `None` where nothing was asked. Errors surface here.
+
+    A spent budget is no error: what was paid for is kept, the rest counts as failed, and the reason is handed on.
+    """
     corrections: list[Correction | None] = []
+    stop_reason = None
     for future, indices in zip(pending, asked, strict=True):
         row: list[Correction | None] = [None] * num_envs
         if future is not None:
-            for i, correction in zip(indices, future.result(), strict=True):
+            try:
+                answers = future.result()
+            except BudgetExhausted as spent:
+                stop_reason = str(spent)
+                answers = [failed("budget", stop_reason) for _ in indices]
+            for i, correction in zip(indices, answers, strict=True):
                 row[i] = correction
         corrections += row
-    return corrections
+    return corrections, stop_reason

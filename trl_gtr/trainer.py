@@ -28,7 +28,7 @@ from transformers.trainer_utils import TrainOutput, set_seed
 from . import checkpoints, ppo
 from .callbacks import GTRProgressCallback
 from .config import GTRConfig
-from .correctors.base import BudgetExhausted, Corrector
+from .correctors.base import Corrector
 from .diagnostics import rollout_diagnostics
 from .evaluation import EvaluationReport, PolicyAgent, evaluate_agent
 from .metrics import Means
@@ -151,13 +151,14 @@ class GTRTrainer(PPOBridge):
                 with clock("update"):
                     self.updater.update(experience, self.state.global_step, means)  # 4. learn
                 self._finish_update(rollout, experience, means, rollout.times | clock.seconds)  # 5. log, save
-        except (BudgetExhausted, KeyboardInterrupt) as reason:
-            logger.warning("The run stops at update %d: %r.", self.state.global_step, reason)
+                if self._sum_over_processes(rollout.stop_reason is not None):
+                    self._stop_early(rollout.stop_reason)
+                    break
+        except KeyboardInterrupt:
             if hasattr(self.corrector, "close"):
                 self.corrector.close()  # corrections under way come back at once
-            self._save_checkpoint(self.model, trial=None)
-            if isinstance(reason, KeyboardInterrupt):
-                raise
+            self._stop_early("interrupted")
+            raise
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         seconds = time.perf_counter() - self.started
         return TrainOutput(self.state.global_step, self._last_loss, {"train_runtime": seconds})
@@ -171,6 +172,10 @@ class GTRTrainer(PPOBridge):
         self.state.compute_steps(args, args.num_updates)
         self.model.train()
         self.control = self.callback_handler.on_train_begin(args, self.state, self.control)
+
+    def _stop_early(self, reason: str | None) -> None:
+        logger.warning("The run stops at update %d: %s.", self.state.global_step, reason or "on another process")
+        self._save_checkpoint(self.model, trial=None)
 
     @torch.no_grad()
     def _collect(self) -> Rollout:

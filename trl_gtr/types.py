@@ -153,6 +153,8 @@ class Rollout:
     last_prompts: list[str]
     episodes: list[Sequence[Transition]] = field(default_factory=list)
     """Episodes that ended in this rollout, whole: earlier rollouts' steps included (without their images)."""
+    stop_reason: str | None = None
+    """Why the run should end after this rollout: the corrector's budget is spent."""
     times: dict[str, float] = field(default_factory=dict)
     """Seconds by phase."""
 
