@@ -4,8 +4,8 @@
     accelerate launch examples/points24.py --config examples/configs/points24_llava.yaml
 
 Without a `--config` it trains the embedded tiny LLaVA by `configs/points24_tiny.yaml`, in minutes on a CPU: a million
-parameters can't search for a formula, so it plays a stated pool of hands, and is evaluated on that pool and, apart from
-it, on hands that it has never seen. Every field can be given on the command line; `--help` lists them.
+parameters can't search for a formula, so it plays a stated pool of hands, and is evaluated on that pool and, apart
+from it, on hands that it has never seen. Every field can be given on the command line; `--help` lists them.
 """
 
 from __future__ import annotations

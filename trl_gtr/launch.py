@@ -148,6 +148,6 @@ def report_table(reports: Mapping[str, EvaluationReport], title: str) -> Table:
 
 
 def use_all_cores() -> None:
-    """Torch threads for one process on a CPU. (Several processes share the cores: the launcher sets OMP_NUM_THREADS.)"""
+    """Torch threads for one process on a CPU. Several share the cores: the launcher sets OMP_NUM_THREADS for them."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(os.cpu_count() or 1)
