@@ -15,15 +15,17 @@ TASKS = {
     "ezpoints": ("points", "ezpoints"),
     "number_line": ("number_line", "NumberLineTask"),
     "blackjack": ("blackjack", "BlackjackTask"),
+    "alfworld": ("alfworld", "ALFWorldTask"),
 }
 
 
 def make_task(name: str, **options: Any) -> Task:
-    """A task by name. Options of the card games:
+    """A task by name. Options:
 
     - `env_kwargs`: passed to the environment, e.g. `{"solvable_only": True}`;
     - `thoughts=False`: the action-only variant, with no thought keys in prompt and format;
     - `cut=False`: hopeless episodes go on to their end;
+    - `split`, `evaluation_split`, `history`, `hide`, `max_command_characters` (ALFWorld): see `ALFWorldTask`;
     - `hands` (points games): a fixed pool of hands to deal from, e.g. `[["4", "9", "A", "K"]]`.
     """
     if name not in TASKS:

@@ -59,7 +59,7 @@ def configuration(folder: Path) -> dict[str, Any]:
 
 
 class ThorBackend:
-    """Frames are THOR's, in RGB. The plan is an explorer's, made from the texts: THOR names things as they are seen."""
+    """Frames are THOR's, in RGB. The plan is made from the texts: THOR names a thing once it is seen."""
 
     def __init__(self) -> None:
         missing = missing_for_thor()

@@ -1,0 +1,85 @@
+"""What runs in a worker of `WorkerVectorEnv`: one environment, and a loop that answers requests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+
+
+class Served:
+    """The environment and the requests that it answers."""
+
+    env: gym.Env
+
+    def make(self, make_env: bytes) -> dict[str, Any]:
+        self.env = cloudpickle.loads(make_env)()
+        return {
+            "spec": self.env.spec,
+            "render_mode": self.env.render_mode,
+            "metadata": dict(self.env.metadata),
+            "action_space": self.env.action_space,
+            "observation_space": self.env.observation_space,
+        }
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any], tuple[Any, dict[str, Any]] | None]:
+        """The step's result; after an episode's end the next one's start, with the end behind it."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        ending = None
+        if terminated or truncated:
+            ending = observation, info
+            observation, info = self.env.reset()
+        return observation, float(reward), bool(terminated), bool(truncated), info, ending
+
+    def call(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        found = self.env.get_wrapper_attr(name)
+        return found(*arguments, **named) if callable(found) else found
+
+    def get_state(self) -> bytes:
+        return cloudpickle.dumps(self.env)
+
+    def set_state(self, state: bytes) -> None:
+        self.env = cloudpickle.loads(state)
+
+
+def main(fd: int) -> None:
+    """Answer requests until the connection closes, which it does when the parent ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end is ours
+    parent = os.getppid()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    connection = Connection(fd)
+    served = Served()
+    while True:
+        try:
+            name, arguments = cloudpickle.loads(connection.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            break
+        connection.send_bytes(cloudpickle.dumps(_answer(getattr(served, name), arguments)))
+    # No clean-up that could hang: whatever the environment holds ends with the process.
+    os._exit(0)
+
+
+def _answer(method: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[str, Any]:
+    """The result, or the error with its traceback: the parent decides what an error means."""
+    try:
+        return "result", method(*arguments)
+    except Exception:
+        return "error", traceback.format_exc()
+
+
+def _end_with(parent: int) -> None:
+    """End when the parent has ended, also in the middle of a step that never comes back."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)

@@ -1,0 +1,255 @@
+"""Environments in worker processes: `WorkerVectorEnv`, with the interface of gymnasium's `SyncVectorEnv`.
+
+For environments that are slow, leak memory or may crash. Each lives in a process of its own, which is started afresh
+(it imports neither the training script nor torch), is replaced when it crashes or hangs, and ends with the process
+that started it, however that ends. POSIX only.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
+
+_BOOT = "import sys; sys.path[:] = {path!r}; from trl_gtr.environments.worker_process import main; main({fd})"
+_MAX_FAILURES = 3
+
+
+class WorkerLost(RuntimeError):
+    """A worker has crashed, hung, or its environment has raised an error."""
+
+
+class Worker:
+    """One process with one environment. A request is sent, its answer fetched later."""
+
+    def __init__(self, make_env: bytes) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            boot = _BOOT.format(path=[entry or os.getcwd() for entry in sys.path], fd=theirs.fileno())
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", boot], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+            )
+        self.connection = Connection(ours.detach())
+        self.episodes = 0
+        self.send("make", make_env)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, request: str, *arguments: Any) -> None:
+        # A dead worker is noticed when its answer is fetched.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.connection.send_bytes(cloudpickle.dumps((request, arguments)))
+
+    def answer(self, timeout: float | None) -> Any:
+        """The answer to the oldest request. Raises `WorkerLost` if none comes in time, or if it is an error."""
+        try:
+            if not self.connection.poll(timeout):
+                raise WorkerLost(f"no answer within {timeout} s")
+            kind, value = cloudpickle.loads(self.connection.recv_bytes())
+        except (EOFError, ConnectionResetError) as error:
+            raise WorkerLost(f"the process has ended{self._exit_code()}") from error
+        if kind == "error":
+            raise WorkerLost(value)
+        return value
+
+    def _exit_code(self) -> str:
+        try:
+            return f" with exit code {self._process.wait(timeout=1)}"
+        except subprocess.TimeoutExpired:
+            return ""
+
+    def stop(self, patience: float = 0.0) -> None:
+        """End the process: by closing its connection if it has time, by force if not."""
+        self.connection.close()
+        try:
+            self._process.wait(timeout=patience)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class WorkerVectorEnv(VectorEnv):
+    """`num_envs` environments, each in its own process; autoreset in the same step.
+
+    `reset`, `step` and the infos are those of `SyncVectorEnv(..., autoreset_mode=AutoresetMode.SAME_STEP)`. A worker
+    that crashes, raises or doesn't answer within `step_timeout` is replaced. Its episode is lost: the step is
+    truncated with reward 0, the last known observation, and `info["worker_lost"] = True`, `info["bootstrap"] = False`
+    in its final info; `lost_episodes` counts them. A worker that is lost three times without a step in between
+    raises, for then the environment itself is broken.
+
+    Args:
+        make_env: Makes one environment; goes to the workers by cloudpickle.
+        num_envs: Number of environments and processes.
+        step_timeout: Seconds that a step with its autoreset may take.
+        start_timeout: Seconds that a start, a reset or the restoring of a state may take.
+        recycle_after: Episodes after which a worker is replaced, its environment going on where it was; bounds the
+            memory of environments that leak. `None`: never. Needs environments that can be pickled.
+    """
+
+    def __init__(
+        self,
+        make_env: Callable[[], gym.Env],
+        num_envs: int,
+        *,
+        step_timeout: float = 120.0,
+        start_timeout: float = 300.0,
+        recycle_after: int | None = 200,
+    ) -> None:
+        if num_envs < 1 or (recycle_after is not None and recycle_after < 1):
+            raise ValueError("num_envs and recycle_after must be at least 1 (recycle_after may be None).")
+        self.num_envs = num_envs
+        self.step_timeout, self.start_timeout, self.recycle_after = step_timeout, start_timeout, recycle_after
+        self.lost_episodes = 0
+        self._make_env = cloudpickle.dumps(make_env)
+        self._seeds = np.random.default_rng()
+        self._failures = [0] * num_envs
+        self.workers = [Worker(self._make_env) for _ in range(num_envs)]
+        try:
+            facts, *_ = [worker.answer(start_timeout) for worker in self.workers]
+        except WorkerLost:
+            self.close()
+            raise
+        self.spec, self.render_mode = facts["spec"], facts["render_mode"]
+        self.metadata = {**facts["metadata"], "autoreset_mode": AutoresetMode.SAME_STEP}
+        self.single_action_space, self.single_observation_space = facts["action_space"], facts["observation_space"]
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self._last: list[tuple[Any, dict[str, Any]]] = [(None, {}) for _ in range(num_envs)]
+
+    # -- VectorEnv -------------------------------------------------------------------------------------------------
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        seeds = [seed + i if isinstance(seed, int) else None for i in range(self.num_envs)]
+        if isinstance(seed, Sequence):
+            seeds = list(seed)
+        if len(seeds) != self.num_envs:
+            raise ValueError(f"reset needs {self.num_envs} seeds, one for each environment, not {len(seeds)}.")
+        # Replaced workers draw their seeds from here, so that a run with a crash goes the same way again.
+        self._seeds = np.random.default_rng(
+            [0 if each is None else each for each in seeds] if seed is not None else None
+        )
+        for worker, each in zip(self.workers, seeds, strict=True):
+            worker.send("reset", each, options)
+        infos: dict[str, Any] = {}
+        for i, worker in enumerate(self.workers):
+            self._last[i] = worker.answer(self.start_timeout)
+            infos = self._add_info(infos, self._last[i][1], i)
+        return self._observations(), infos
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        chosen = list(actions)
+        if len(chosen) != self.num_envs:
+            raise ValueError(f"step needs {self.num_envs} actions, one for each environment, not {len(chosen)}.")
+        for worker, action in zip(self.workers, chosen, strict=True):
+            worker.send("step", action)
+        deadline = time.monotonic() + self.step_timeout
+        rewards = np.zeros(self.num_envs)
+        terminated, truncated = np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
+        infos: dict[str, Any] = {}
+        for i in range(self.num_envs):
+            try:
+                result = self.workers[i].answer(max(0.0, deadline - time.monotonic()))
+                self._failures[i] = 0
+            except WorkerLost as loss:
+                result = self._replace(i, loss)
+            observation, rewards[i], terminated[i], truncated[i], info, ending = result
+            if ending is not None:
+                infos = self._add_info(infos, {"final_obs": ending[0], "final_info": ending[1]}, i)
+                self._count_episode(i)
+            self._last[i] = observation, info
+            infos = self._add_info(infos, info, i)
+        return self._observations(), rewards, terminated, truncated, infos
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """`name` of every environment: what a method returns, or the attribute."""
+        for worker in self.workers:
+            worker.send("call", name, args, kwargs)
+        return tuple(worker.answer(self.start_timeout) for worker in self.workers)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        return self.call(name)
+
+    def close_extras(self, **_: Any) -> None:
+        for worker in self.workers:
+            worker.connection.close()
+        for worker in self.workers:
+            worker.stop(patience=2.0)
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def get_states(self) -> list[bytes]:
+        """Every environment in mid-episode, pickled, with the random numbers to come."""
+        for worker in self.workers:
+            worker.send("get_state")
+        return [worker.answer(self.start_timeout) for worker in self.workers]
+
+    def set_states(self, states: Sequence[bytes]) -> None:
+        if len(states) != self.num_envs:
+            raise ValueError(f"There are {len(states)} states for {self.num_envs} environments.")
+        for worker, state in zip(self.workers, states, strict=True):
+            worker.send("set_state", state)
+        for worker in self.workers:
+            worker.answer(self.start_timeout)
+
+    # -- workers come and go ---------------------------------------------------------------------------------------
+
+    def _replace(self, i: int, loss: WorkerLost) -> tuple[Any, float, bool, bool, dict[str, Any], tuple[Any, Any]]:
+        """A new worker with a new episode; the step's result says that the old episode is lost."""
+        while True:
+            self._failures[i] += 1
+            if self._failures[i] >= _MAX_FAILURES:
+                raise RuntimeError(
+                    f"The worker of environment {i} was lost {_MAX_FAILURES} times without a step in between. "
+                    f"The last time: {loss}"
+                ) from loss
+            warnings.warn(f"The worker of environment {i} is replaced and its episode lost: {loss}", stacklevel=3)
+            self.workers[i].stop()
+            self.workers[i] = Worker(self._make_env)
+            self.workers[i].send("reset", int(self._seeds.integers(2**31)), None)
+            try:
+                self.workers[i].answer(self.start_timeout)
+                observation, info = self.workers[i].answer(self.start_timeout)
+                break
+            except WorkerLost as again:
+                loss = again
+        self.lost_episodes += 1
+        last_observation, last_info = self._last[i]
+        final_info = {**copy.deepcopy(last_info), "worker_lost": True, "bootstrap": False}
+        return observation, 0.0, False, True, info, (last_observation, final_info)
+
+    def _count_episode(self, i: int) -> None:
+        """Replace a worker that has played its share. Its environment stands at the start of an episode."""
+        self.workers[i].episodes += 1
+        if self.recycle_after is None or self.workers[i].episodes < self.recycle_after:
+            return
+        old = self.workers[i]
+        old.send("get_state")
+        state = old.answer(self.start_timeout)
+        new = Worker(self._make_env)
+        new.send("set_state", state)
+        new.answer(self.start_timeout)
+        new.answer(self.start_timeout)
+        self.workers[i] = new
+        old.stop(patience=2.0)
+
+    def _observations(self) -> Any:
+        empty: Any = create_empty_array(self.single_observation_space, n=self.num_envs, fn=np.zeros)
+        return concatenate(self.single_observation_space, [observation for observation, _ in self._last], empty)

@@ -1,0 +1,171 @@
+"""ALFWorld in words: look at the room, name the next sub-goal, and choose a command that serves it.
+
+{"thoughts": "I am at desk 1 and see mug 1. My hand is empty. My sub-goal is to take the mug, so I take mug 1 from desk
+1.", "action": "take mug 1 from desk 1"}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, SupportsFloat
+
+import gymnasium as gym
+
+from .. import environments  # noqa: F401  registers the games
+from ..environments.alfworld.commands import project
+from ..thought_format import ThoughtFormat
+from ..types import Response, Transition
+from .alfworld_prompt import DRAWN_HAND, FIELDS, PROMPT, RUBRIC, list_commands, write_thought
+from .alfworld_words import objects_right, read_subgoal, subgoal_right
+from .base import Tool
+
+ENV_ID = "trl_gtr/ALFWorld-v0"
+SAME_ACTIONS = 5
+CUT = -3.0
+
+
+class RepetitionEnds(gym.Wrapper):
+    """Ends an episode after five identical actions in a row: nothing new will come of it.
+
+    The step pays −3 if it earned 0 itself. It sets `truncated`, `info["cut"]` and `info["bootstrap"] = False`: for the
+    advantages this is an end.
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self._last: Any = None
+        self._count = 0
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        self._last, self._count = None, 0
+        return self.env.reset(**kwargs)
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._count = self._count + 1 if action == self._last else 1
+        self._last = action
+        if self._count >= SAME_ACTIONS and not terminated:
+            truncated = True
+            info = {**info, "cut": "repetition", "bootstrap": False}
+            reward = CUT if reward == 0 else reward
+        return observation, reward, terminated, truncated, info
+
+
+class ALFWorldTask:
+    """The task around `trl_gtr/ALFWorld-v0`. Stateless.
+
+    Args:
+        env_kwargs: Passed to the environment, e.g. `{"task_types": ["pick_and_place_simple"]}`; `max_episode_steps`
+            (50) too.
+        split: The games of training.
+        evaluation_split: The games of `make_env(evaluation=True)`.
+        cut: End an episode of training after five identical actions.
+        thoughts: `False`: the action-only variant.
+        history: How many of the last actions the prompt shows.
+        hide: Kinds of commands that the agent is neither shown nor allowed, e.g. `("help", "inventory", "look",
+            "examine")`; none of them is needed for any task.
+        max_command_characters: A longer list of commands is written in a folded form, from which nothing is missing;
+            see `alfworld_prompt.list_commands`.
+    """
+
+    name = "alfworld"
+    rubric = RUBRIC
+    tools: Sequence[Tool] = ()
+    reading_parts = ("objects",)
+    reward_scale = 1 / 50
+    """A win is worth 50; the value head and the format reward live on a scale of 1."""
+    vectorization = "processes"
+    """Environments belong into worker processes: `trl_gtr.environments.workers.WorkerVectorEnv`."""
+
+    def __init__(
+        self,
+        *,
+        env_kwargs: Mapping[str, Any] | None = None,
+        split: str = "train",
+        evaluation_split: str = "valid_seen",
+        cut: bool = True,
+        thoughts: bool = True,
+        history: int = 8,
+        hide: Sequence[str] = (),
+        max_command_characters: int = 1200,
+    ) -> None:
+        self.env_kwargs = dict(env_kwargs or {})
+        self.split, self.evaluation_split, self.cut = split, evaluation_split, cut
+        self.history, self.hide, self.max_command_characters = history, tuple(hide), max_command_characters
+        self.format = ThoughtFormat(FIELDS if thoughts else (), action_help="one of the possible actions, exactly")
+        self._hand = "" if self.env_kwargs.get("backend") == "thor" else DRAWN_HAND
+
+    def make_env(self, *, evaluation: bool = False) -> gym.Env:
+        split = self.evaluation_split if evaluation else self.split
+        env = gym.make(ENV_ID, disable_env_checker=True, **{"split": split, **self.env_kwargs})
+        return RepetitionEnds(env) if self.cut and not evaluation else env
+
+    def prompt(self, observation: Any, info: Mapping[str, Any]) -> str:
+        return PROMPT.format(
+            hand=self._hand,
+            task=info["task"],
+            previous=", ".join(self._recent(info)) or "none",
+            commands=list_commands(self.legal_actions(info), self.max_command_characters),
+            instructions=self.format.instructions(),
+        )
+
+    def public_state(self, info: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "task": info["task"],
+            "previous_actions": self._recent(info),
+            "actions": list(self.legal_actions(info)),
+        }
+
+    def _recent(self, info: Mapping[str, Any]) -> list[str]:
+        return list(info["previous_actions"][-self.history :]) if self.history else []
+
+    def legal_actions(self, info: Mapping[str, Any]) -> Sequence[str]:
+        return [command for command in info["admissible_commands"] if not command.startswith(self.hide)]
+
+    def to_env_action(self, response: Response, info: Mapping[str, Any]) -> str | None:
+        if not response.valid or response.action is None:
+            return None
+        return project(response.action, self.legal_actions(info))
+
+    def judge(self, response: Response, info: Mapping[str, Any]) -> dict[str, bool]:
+        """Are the things that the thought names there, and is its sub-goal the one that the task needs next?"""
+        thoughts = response.fields.get("thoughts")
+        if not isinstance(thoughts, str):
+            return {"objects": False, "subgoal": False}
+        return {
+            "objects": objects_right(thoughts, info["view"]),
+            "subgoal": subgoal_right(thoughts, info["subgoal"]),
+        }
+
+    def target(self, response: Response, info: Mapping[str, Any]) -> str | None:
+        """The sub-goal that the thought names: "find mug"."""
+        read = read_subgoal(str(response.fields.get("thoughts", "")))
+        return f"{read[0][0]} {read[1]}" if read else None
+
+    def solvable(self, info: Mapping[str, Any]) -> bool:
+        return bool(info["won"] or info["extra.expert_plan"])
+
+    def expert(self, info: Mapping[str, Any], hint: Response | None = None) -> Response | None:
+        """The planner's next command, planned anew from this state, with the thought that leads to it."""
+        plan = info["extra.expert_plan"]
+        if not plan or plan[0] not in info["admissible_commands"]:
+            return None
+        thoughts = write_thought(info, plan[0])
+        if hint is not None and all(self.judge(hint, info).values()):
+            thoughts = hint.fields["thoughts"]
+        return self.format.parse(self.format.render({"thoughts": thoughts} if self.format.fields else {}, plan[0]))
+
+    def success(self, transitions: Sequence[Transition]) -> bool:
+        final = transitions[-1].final_info if transitions else None
+        return bool(final and final["won"])
+
+    def metrics(self, transitions: Sequence[Transition]) -> dict[str, float]:
+        """Success under the task type's own name, the share of the goal that was reached, and lost workers."""
+        final = transitions[-1].final_info or {}
+        if final.get("worker_lost"):
+            return {"worker_lost": 1.0}
+        return {
+            f"success_{transitions[0].info['task_type']}": float(self.success(transitions)),
+            "goal_condition_success_rate": float(final.get("goal_condition_success_rate", 0.0)),
+            "worker_lost": 0.0,
+        }
