@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from . import tiny_llava
+from .llava_checkpoints import refuse_original
 
 
 def load_policy(
@@ -28,6 +29,7 @@ def load_policy(
     """
     if model_name_or_path == "tiny":
         model_name_or_path = tiny_llava.path()
+    refuse_original(model_name_or_path)
     source = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
         processor = AutoProcessor.from_pretrained(model_name_or_path, **source)

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..tasks import TASKS, Task, blackjack, make_task, number_line, points_thoughts
+from ..tasks import Task, blackjack, make_task, number_line, points_thoughts
 
+GAMES = ("points24", "ezpoints", "number_line", "blackjack")
 BLANK = "987654321"
 """Stands where a response varies; a text and a number at once, so that it fits every kind of field."""
 # What fills the blanks by more than one character.
@@ -22,7 +23,7 @@ WORDS = ("below", "above", "up", "down", "soft ", *blackjack.ACTIONS)
 def pieces() -> list[str]:
     """Every part that is one token, without repetition, always in the same order."""
     found: dict[str, None] = {}
-    for name in TASKS:
+    for name in GAMES:
         for thoughts in (True, False):
             task = make_task(name, thoughts=thoughts)
             found |= dict.fromkeys([*prompt_parts(task), *response_parts(task)])

@@ -1,0 +1,55 @@
+"""Convert a checkpoint of the original LLaVA code into a folder that transformers (and this package) can load.
+
+python examples/convert_llava.py --source llava-v1.6-mistral-7b-sft --output llava-v1.6-mistral-7b-sft-hf
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from trl import TrlParser
+
+from trl_gtr.llava_checkpoints import convert_checkpoint
+from trl_gtr.models import check_processor
+
+
+@dataclass
+class ConvertArguments:
+    source: str = field(metadata={"help": "Folder of a LlavaMistralForCausalLM or LlavaLlamaForCausalLM."})
+    output: str = field(metadata={"help": "Folder to write; new or empty."})
+    vision_tower: str | None = field(
+        default=None,
+        metadata={"help": "Name or folder of the vision tower, if the checkpoint does not hold it."},
+    )
+    chat_format: str | None = field(
+        default=None, metadata={"help": "'mistral' or 'vicuna': the conversation that the model was trained with."}
+    )
+    dtype: str = field(default="bfloat16", metadata={"help": "Of the converted weights: bfloat16, float16, float32."})
+
+
+def main() -> None:
+    (args,) = TrlParser(ConvertArguments).parse_args_and_config()
+    output = Path(args.output)
+    if output.exists() and any(output.iterdir()):
+        raise SystemExit(f"{output} is not empty: choose another --output.")
+    if not (Path(args.source) / "config.json").is_file():
+        raise SystemExit(f"There is no config.json in {args.source}: --source must be the checkpoint's folder.")
+    try:
+        model, processor = convert_checkpoint(
+            args.source,
+            vision_tower=args.vision_tower,
+            chat_format=args.chat_format,
+            dtype=getattr(torch, args.dtype),
+        )
+        check_processor(model, processor)
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
+    model.save_pretrained(output)
+    processor.save_pretrained(output)
+    print(f"{type(model).__name__} with {sum(p.numel() for p in model.parameters()):,} parameters is in {output}.")
+
+
+if __name__ == "__main__":
+    main()

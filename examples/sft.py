@@ -1,0 +1,85 @@
+"""Supervised fine-tuning on expert play, or on a LLaVA-format data set, with TRL's SFTTrainer.
+
+python examples/sft.py --config examples/configs/sft_tiny.yaml     # makes the shipped tiny model again
+accelerate launch examples/sft.py --config examples/configs/sft_llava.yaml
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from datasets import Dataset, concatenate_datasets
+from trl import ModelConfig, SFTConfig, SFTTrainer, TrlParser, get_peft_config, get_quantization_config
+
+from trl_gtr import make_task, tiny_llava
+from trl_gtr.models import load_policy, lora_target_modules
+from trl_gtr.sft_data import make_sft_dataset, prompt_and_completion, read_llava_json
+from trl_gtr.tiny_llava.pool import POINTS24_POOL, reading_hands
+
+HANDS = {"points24_pool": lambda: POINTS24_POOL, "points24_reading": reading_hands}
+
+
+@dataclass
+class DataArguments:
+    """What is learned: expert data of some tasks, or a file."""
+
+    tasks: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Expert data: task=rows, e.g. points24=1000. points24_pool, points24_reading: fixed hands."},
+    )
+    exploration: float = field(default=0.15, metadata={"help": "Share of random steps in the expert's play."})
+    image_size: int | None = field(
+        default=None, metadata={"help": "Store pictures at this size; a model that sees no more learns quicker."}
+    )
+    llava_json: str | None = field(default=None, metadata={"help": "LLaVA-format JSON file to learn from."})
+    image_folder: str = field(default=".", metadata={"help": "Where the pictures of `llava_json` are."})
+    torch_threads: int | None = field(default=None, metadata={"help": "Threads of torch on a CPU."})
+
+
+def expert_data(args: DataArguments, seed: int) -> Dataset:
+    parts = []
+    for task_and_rows in args.tasks:
+        name, _, rows = task_and_rows.partition("=")
+        if not rows.isdecimal():
+            raise SystemExit(f"--tasks {task_and_rows}: write task=rows, e.g. points24=1000.")
+        task = make_task("points24", hands=HANDS[name]()) if name in HANDS else make_task(name)
+        options = {"exploration": args.exploration, "image_size": args.image_size}
+        parts.append(make_sft_dataset(task, int(rows), seed=seed + len(parts), **options))
+    return concatenate_datasets(parts)
+
+
+def main() -> None:
+    parser = TrlParser((DataArguments, SFTConfig, ModelConfig))
+    data, args, model_args = parser.parse_args_and_config()
+    if (data.llava_json is None) == (not data.tasks):
+        raise SystemExit("Say what to learn from: either --tasks points24=1000 or --llava_json FILE.")
+    if data.torch_threads:
+        torch.set_num_threads(data.torch_threads)
+    if model_args.model_name_or_path == "build":
+        model, processor = tiny_llava.build(args.seed)
+    else:
+        model, processor = load_policy(
+            model_args.model_name_or_path,
+            revision=model_args.model_revision,
+            trust_remote_code=model_args.trust_remote_code,
+            dtype=model_args.dtype,
+            quantization_config=get_quantization_config(model_args),
+        )
+    if model_args.use_peft and model_args.lora_target_modules is None:
+        model_args.lora_target_modules = lora_target_modules(model)
+    dataset = read_llava_json(data.llava_json, data.image_folder) if data.llava_json else expert_data(data, args.seed)
+    trainer = SFTTrainer(
+        model,
+        args,
+        train_dataset=prompt_and_completion(dataset),
+        processing_class=processor,
+        peft_config=get_peft_config(model_args),
+    )
+    trainer.train()
+    trainer.save_model()
+    processor.save_pretrained(args.output_dir)
+
+
+if __name__ == "__main__":
+    main()
