@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trl_gtr import GTRTrainer, launch, make_corrector, make_task
-from trl_gtr.tiny_llava.pool import POINTS24_POOL, unseen_hands
+from trl_gtr import GTRTrainer, launch, make_corrector
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -22,12 +21,10 @@ def main() -> None:
     with launch.one_line_errors():
         script, args, model_args, corrector_args = launch.parse(CONFIGS / "points24_tiny.yaml")
         launch.check_output_dir(args, script.overwrite)
+        task = launch.task_with_hands("points24", script.hands, cut=script.cut)
+        eval_tasks = {script.hands: task}
         if script.hands == "pool":
-            task = make_task("points24", hands=POINTS24_POOL, cut=script.cut)
-            eval_tasks = {"pool": task, "unseen": make_task("points24", hands=unseen_hands())}
-        else:
-            task = make_task("points24", cut=script.cut)
-            eval_tasks = {"all": task}
+            eval_tasks["unseen"] = launch.task_with_hands("points24", "unseen")
         corrector = make_corrector(corrector_args) if args.thought_cloning_coef > 0 else None
         model, processor, peft_config = launch.load_model(model_args)
         trainer = GTRTrainer(

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from chat_server import ChatServer, says
 from toy import ColourTask
 
-from trl_gtr.evaluation import EvaluationReport, ExpertAgent, PolicyAgent, RandomAgent, Rate, evaluate_agent
+from trl_gtr.agents import ExpertAgent, PolicyAgent, RandomAgent
+from trl_gtr.evaluation import EvaluationReport, Rate, evaluate_agent
 from trl_gtr.types import Generation
 
 
@@ -65,6 +67,18 @@ def test_a_model_sees_prompts_and_images_only():
     assert calls == [(["Which colour?"] * 8, 8)]
     assert report.metrics()["valid"] == 1.0
     assert report.metrics()["true_thoughts"] == report.success.value
+
+
+def test_a_served_model_gets_the_picture_and_the_prompt():
+    """Through the real client and a server on loopback."""
+    with ChatServer(says('{"thoughts": "it is red", "action": "red"}')) as server:
+        agent = ServedAgent("some-model", base_url=server.url)
+        report = evaluate_agent(agent, ColourTask(length=1), 6)
+    assert report.metrics()["valid"] == 1.0
+    assert len(server.seen) == 6
+    picture, words = server.seen[0].body["messages"][0]["content"]
+    assert words == {"type": "text", "text": "Which colour?"}
+    assert picture["image_url"]["url"].startswith("data:image/png;base64,")
 
 
 def test_a_penalty_costs_and_ends_at_the_step_limit():

@@ -7,57 +7,16 @@ environment's own.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from .rollouts import INVALID_ACTION_PENALTY, Generate
+from .agents import Agent
+from .rollouts import INVALID_ACTION_PENALTY
 from .tasks.base import Task
 from .types import Response, Transition
-
-
-class Agent(Protocol):
-    """Anything that answers prompts and images in text."""
-
-    def respond(
-        self, prompts: list[str], images: list[np.ndarray], infos: Sequence[Mapping[str, Any]]
-    ) -> Sequence[str]: ...
-
-
-class PolicyAgent:
-    """A model: sees prompts and images only."""
-
-    def __init__(self, generate: Generate) -> None:
-        self.generate = generate
-
-    def respond(
-        self, prompts: list[str], images: list[np.ndarray], infos: Sequence[Mapping[str, Any]]
-    ) -> Sequence[str]:
-        return [generation.text for generation in self.generate(prompts, images)]
-
-
-class ExpertAgent:
-    """The task's own expert, which knows the hidden state: the ceiling."""
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-
-    def respond(
-        self, prompts: list[str], images: list[np.ndarray], infos: Sequence[Mapping[str, Any]]
-    ) -> Sequence[str]:
-        answers = [self.task.expert(info) for info in infos]
-        return [answer.text if answer else "" for answer in answers]
-
-
-class RandomAgent:
-    """Any legal action, with no thought: the floor. Every step is a response that names no action."""
-
-    def respond(
-        self, prompts: list[str], images: list[np.ndarray], infos: Sequence[Mapping[str, Any]]
-    ) -> Sequence[str]:
-        return [""] * len(prompts)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from .config import GTRConfig
 from .correctors import CorrectorArguments
 from .evaluation import EvaluationReport
 from .models import load_policy, lora_target_modules
-from .tasks.base import Task
+from .tasks import Task, make_task
 from .trainer import GTRTrainer
 
 
@@ -79,6 +79,17 @@ def check_output_dir(args: GTRConfig, overwrite: bool = False) -> None:
             )
         for old in folder.glob("checkpoint-*"):
             shutil.rmtree(old)
+
+
+def task_with_hands(name: str, hands: str = "all", **options: Any) -> Task:
+    """A task; for Points24 with the tiny model's hands (`pool`), the solvable others (`unseen`), or random ones."""
+    if hands == "all":
+        return make_task(name, **options)
+    if name != "points24" or hands not in ("pool", "unseen"):
+        raise ValueError(f"`hands` is all, or for points24 pool or unseen; not {hands!r} for {name}.")
+    from .tiny_llava.pool import points24_pool, unseen_hands
+
+    return make_task(name, hands=points24_pool() if hands == "pool" else unseen_hands(), **options)
 
 
 def load_model(model_args: ModelConfig) -> tuple[Any, Any, Any]:

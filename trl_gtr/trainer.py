@@ -26,11 +26,12 @@ from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_utils import TrainOutput, set_seed
 
 from . import checkpoints, ppo
+from .agents import PolicyAgent
 from .callbacks import GTRProgressCallback
 from .config import GTRConfig
 from .correctors.base import Corrector
 from .diagnostics import rollout_diagnostics
-from .evaluation import EvaluationReport, PolicyAgent, evaluate_agent
+from .evaluation import EvaluationReport, evaluate_agent
 from .metrics import Means
 from .models import check_processor, load_policy
 from .policy import PolicyWithValue, ValueHead, VLMPolicy

@@ -1,0 +1,79 @@
+"""Play a task with one or more agents on the same deals and compare them.
+
+    python examples/evaluate.py --task points24 --hands pool --agents expert random tiny runs/points24
+    python examples/evaluate.py --task ezpoints --agents openai:gpt-4o --episodes 50
+
+An agent is `expert`, `random`, `tiny`, a folder or hub name of a vision-language model, or `openai:MODEL` for one
+behind an OpenAI-compatible server (`--base_url`). Greedy unless `--temperature` says otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from trl import TrlParser
+
+from trl_gtr import evaluate_agent, launch
+from trl_gtr.agents import Agent, ExpertAgent, PolicyAgent, RandomAgent, ServedAgent
+from trl_gtr.models import load_policy
+from trl_gtr.policy import VLMPolicy
+from trl_gtr.tasks import Task
+
+
+@dataclass
+class Arguments:
+    task: str = field(default="points24", metadata={"help": "What is played."})
+    hands: str = field(
+        default="all", metadata={"help": "Points24: all, pool, or unseen (solvable, outside the pool)."}
+    )
+    agents: list[str] = field(default_factory=lambda: ["expert", "random", "tiny"], metadata={"help": "Who plays."})
+    episodes: int = field(default=200, metadata={"help": "Episodes for each agent."})
+    seed: int = field(default=0, metadata={"help": "Decides the deals."})
+    temperature: float = field(default=0.0, metadata={"help": "Sampling temperature; 0 is greedy."})
+    max_completion_length: int = field(default=256, metadata={"help": "Most new tokens of a response."})
+    batch_size: int = field(default=32, metadata={"help": "Episodes side by side."})
+    device: str = field(default="cuda" if torch.cuda.is_available() else "cpu", metadata={"help": "Where models run."})
+    base_url: str | None = field(default=None, metadata={"help": "Server of openai:MODEL agents."})
+    output: str | None = field(default=None, metadata={"help": "Write every episode's result to this JSON file."})
+
+
+def make_agent(name: str, task: Task, args: Arguments) -> Agent:
+    if name == "expert":
+        return ExpertAgent(task)
+    if name == "random":
+        return RandomAgent()
+    if name.startswith("openai:"):
+        return ServedAgent(name.removeprefix("openai:"), base_url=args.base_url, temperature=args.temperature)
+    model, processor = load_policy(name)
+    model = model.to(args.device).eval()
+    policy = VLMPolicy(
+        model,
+        processor,
+        temperature=args.temperature or 1.0,
+        max_completion_length=args.max_completion_length,
+    )
+    greedy = args.temperature == 0
+    return PolicyAgent(lambda prompts, images: policy.generate(model, prompts, images, greedy=greedy))
+
+
+def main() -> None:
+    with launch.one_line_errors():
+        (args,) = TrlParser((Arguments,)).parse_args_and_config()
+        task = launch.task_with_hands(args.task, args.hands)
+        agents = {name: make_agent(name, task, args) for name in args.agents}
+    reports = {}
+    for name, agent in agents.items():
+        torch.manual_seed(args.seed)
+        reports[name] = evaluate_agent(agent, task, args.episodes, seed=args.seed, num_envs=args.batch_size)
+    Console().print(launch.report_table(reports, f"{args.task}, {args.episodes} episodes, hands: {args.hands}"))
+    if args.output:
+        written = {name: report.to_json() for name, report in reports.items()}
+        Path(args.output).write_text(json.dumps(written, indent=1))
+
+
+if __name__ == "__main__":
+    main()

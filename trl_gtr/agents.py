@@ -1,0 +1,98 @@
+"""Who can be evaluated: a model, one behind an API, the expert, chance."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+
+from .correctors.openai import data_url
+from .rollouts import Generate
+from .tasks.base import Task
+
+
+class Agent(Protocol):
+    """Anything that answers prompts and images in text."""
+
+    def respond(
+        self, prompts: list[str], images: list[np.ndarray], infos: Sequence[Mapping[str, Any]]
+    ) -> Sequence[str]: ...
+
+
+class PolicyAgent:
+    """A model: sees prompts and images only."""
+
+    def __init__(self, generate: Generate) -> None:
+        self.generate = generate
+
+    def respond(
+        self, prompts: list[str], images: list[np.ndarray], infos: Sequence[Mapping[str, Any]]
+    ) -> Sequence[str]:
+        return [generation.text for generation in self.generate(prompts, images)]
+
+
+class ExpertAgent:
+    """The task's own expert, which knows the hidden state: the ceiling."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def respond(
+        self, prompts: list[str], images: list[np.ndarray], infos: Sequence[Mapping[str, Any]]
+    ) -> Sequence[str]:
+        answers = [self.task.expert(info) for info in infos]
+        return [answer.text if answer else "" for answer in answers]
+
+
+class RandomAgent:
+    """Any legal action, with no thought: the floor. Every step is a response that names no action."""
+
+    def respond(
+        self, prompts: list[str], images: list[np.ndarray], infos: Sequence[Mapping[str, Any]]
+    ) -> Sequence[str]:
+        return [""] * len(prompts)
+
+
+class ServedAgent:
+    """A model behind an OpenAI-compatible API, asked with the same prompts and pictures.
+
+    The key comes from OPENAI_API_KEY; a server of one's own may want none. An answer that fails after the client's
+    own retries ends the evaluation: a missing answer must not count as a wrong one.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        temperature: float = 0.0,
+        max_completion_length: int = 512,
+        concurrency: int = 16,
+    ) -> None:
+        try:
+            import openai
+        except ImportError:
+            raise ImportError('ServedAgent needs the openai package: pip install "trl-gtr[openai]"') from None
+        key = os.environ.get("OPENAI_API_KEY") or ("none" if base_url else None)
+        self.client: Any = openai.OpenAI(base_url=base_url, api_key=key, max_retries=4, timeout=60.0)
+        self.model, self.temperature, self.max_completion_length = model, temperature, max_completion_length
+        self.concurrency = concurrency
+
+    def respond(
+        self, prompts: list[str], images: list[np.ndarray], infos: Sequence[Mapping[str, Any]]
+    ) -> Sequence[str]:
+        with ThreadPoolExecutor(self.concurrency) as pool:
+            return list(pool.map(self._ask, prompts, images))
+
+    def _ask(self, prompt: str, image: np.ndarray) -> str:
+        picture = {"type": "image_url", "image_url": {"url": data_url(image)}}
+        reply = self.client.chat.completions.create(
+            model=self.model,
+            messages=[{"role": "user", "content": [picture, {"type": "text", "text": prompt}]}],
+            temperature=self.temperature,
+            max_completion_tokens=self.max_completion_length,
+        )
+        return reply.choices[0].message.content or ""
