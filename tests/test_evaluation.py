@@ -5,7 +5,7 @@ import pytest
 from chat_server import ChatServer, says
 from toy import ColourTask
 
-from trl_gtr.agents import ExpertAgent, PolicyAgent, RandomAgent
+from trl_gtr.agents import ExpertAgent, PolicyAgent, RandomAgent, ServedAgent
 from trl_gtr.evaluation import EvaluationReport, Rate, evaluate_agent
 from trl_gtr.types import Generation
 
