@@ -128,7 +128,7 @@ class GTRConfig(PPOConfig):
     )
     cloning_steps: int = _field(16, "Mini-batches of the separate cloning phase.")
     cloning_learning_rate: float | None = _field(
-        None, "Learning rate in the separate cloning phase, on the run's schedule; None: `learning_rate`."
+        None, "Learning rate in the separate cloning phase, on the run's schedule; None or 0: `learning_rate`."
     )
     correction_buffer_size: int = _field(
         100_000, "Corrections kept across updates (DAgger); then a uniform reservoir."
@@ -218,7 +218,7 @@ class GTRConfig(PPOConfig):
             "`clone_full_response` labels every action already; turn `clone_right_actions` off.",
         )
         _require(
-            self.cloning_learning_rate is None or self.update_schedule == "separate",
+            not self.cloning_learning_rate or self.update_schedule == "separate",
             "`cloning_learning_rate` needs `update_schedule='separate'`: a joint step has one learning rate.",
         )
         _require(self.kl_coef == 0 or self.kl_estimator == "k3", "`kl_coef` > 0 needs `kl_estimator='k3'`.")

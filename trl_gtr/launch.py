@@ -131,6 +131,7 @@ def train_and_report(trainer: GTRTrainer, eval_tasks: Mapping[str, Task]) -> dic
     trainer.train(resume_from_checkpoint=resume_from(trainer.args))
     evaluate("end")
     trainer.save_model()
+    trainer.save_state()
     if trainer.is_world_process_zero():
         Console().print(report_table(reports, f"{trainer.task.name} after {trainer.state.global_step} updates"))
         print(f"The agent is in {trainer.args.output_dir}.")

@@ -244,7 +244,7 @@ class Updater:
     def _cloning_learning_rate(self) -> Iterator[None]:
         """`cloning_learning_rate` on the run's schedule, for the separate phase only."""
         before = [group["lr"] for group in self.optimizer.param_groups]
-        if self.args.cloning_learning_rate is not None:
+        if self.args.cloning_learning_rate:
             factor = self.args.cloning_learning_rate / self.args.learning_rate
             for group in self.optimizer.param_groups:
                 group["lr"] *= factor
