@@ -3,8 +3,8 @@
     python examples/compare.py --script examples/points24.py --seeds 0 1 2 3 4
     python examples/compare.py --script examples/gym_cards.py --arms gtr ppo -- --task ezpoints --total_env_steps 5120
 
-What stands behind `--` goes to every run. A run that is complete is not made again, so a study can be stopped and taken
-up later, or widened by more seeds.
+What stands behind `--` goes to every run. A run that is complete is not made again, so a study can be stopped, taken up
+later, or widened by more seeds.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from rich.table import Table
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-ARMS = {
-    "gtr": [],
-    "gtr_paper": "--update_schedule joint --cloning_weight share --clone_right_actions false "
-    "--clone_right_thoughts false --cloning_learning_rate 0".split(),
-    "ppo": "--thought_cloning_coef 0 --clone_right_actions false --clone_right_thoughts false".split(),
-    "cloning": ["--ppo_coef", "0"],
-    "rl4vlm": "--thought_cloning_coef 0 --clone_right_actions false --clone_right_thoughts false --format_reward 0 "
-    "--cut false".split(),
+MASKED = {"clone_right_actions": False, "clone_right_thoughts": False}
+PPO_ONLY = {"thought_cloning_coef": 0, **MASKED}
+ARMS: dict[str, dict] = {
+    "gtr": {},
+    "gtr_paper": {"update_schedule": "joint", "cloning_weight": "share", "cloning_learning_rate": 0, **MASKED},
+    "ppo": PPO_ONLY,
+    "cloning": {"ppo_coef": 0},
+    "rl4vlm": {**PPO_ONLY, "format_reward": 0, "cut": False},
 }
 CURVES = {
     "episode/success": "success (sampled)",
@@ -46,8 +46,9 @@ def run(args: argparse.Namespace, arm: str, seed: int) -> dict:
     folder = args.output / arm / f"seed{seed}"
     state = folder / "trainer_state.json"
     if not state.is_file():
-        command = [sys.executable, args.script, *args.options, *ARMS[arm], "--seed", str(seed)]
-        command += ["--output_dir", str(folder), "--overwrite", "--disable_tqdm", "true"]
+        settings = {**ARMS[arm], "seed": seed, "output_dir": folder, "overwrite": True, "disable_tqdm": True}
+        command = [sys.executable, args.script, *args.options]
+        command += [word for name, value in settings.items() for word in (f"--{name}", str(value))]
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "log.txt").open("w") as log:
             subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=True)
