@@ -103,21 +103,18 @@ def prompt_and_completion(dataset: Dataset) -> Dataset:
 
 
 def corrections_dataset(buffer: CorrectionBuffer, tokenizer: Any) -> Dataset:
-    """What a run's corrector has taught so far, ready for `SFTTrainer`.
+    """The right responses that a run's corrector has taught so far, ready for `SFTTrainer`.
 
-    A response is what was cloned: the right thought, up to the action's key or, where the action was a label too, to
-    its end.
+    Thoughts for which nobody knew an action are left out: they are no whole response.
     """
-    if not len(buffer):
-        raise ValueError("There are no corrections yet: train first, with a corrector.")
-    return _dataset(
-        sft_row(
-            sample.image,
-            sample.prompt,
-            tokenizer.decode(sample.target_ids[: sample.num_labels], skip_special_tokens=True),
-        )
+    rows = [
+        sft_row(sample.image, sample.prompt, tokenizer.decode(sample.target_ids, skip_special_tokens=True))
         for sample in buffer.samples()
-    )
+        if sample.target_ids[-1] == tokenizer.eos_token_id
+    ]
+    if not rows:
+        raise ValueError("There are no corrections yet: train first, with a corrector.")
+    return _dataset(rows)
 
 
 def read_llava_json(json_path: str | os.PathLike[str], image_folder: str | os.PathLike[str]) -> Dataset:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -117,6 +117,10 @@ class CorrectionBuffer:
         if not self._samples:
             raise ValueError("The correction buffer is empty: check its length before you sample.")
         return [self._decode(self._samples[i]) for i in self._rng.integers(len(self), size=n)]
+
+    def samples(self) -> Iterator[CloningSample]:
+        """Everything in the buffer, each sample once."""
+        return map(self._decode, self._samples)
 
     def _decode(self, stored: _Stored) -> CloningSample:
         return CloningSample(

@@ -190,13 +190,13 @@ class GTRTrainer(PPOBridge):
             if correction is None:
                 continue
             corrected += correction.verdict == "corrected"
-            labels = self._labels(step, correction)
-            if len(labels):
-                self.buffer.add(step.prompt, step.image, labels, len(labels), update=self.state.global_step)
+            ids, num_labels = self._labels(step, correction)
+            if num_labels:
+                self.buffer.add(step.prompt, step.image, ids, num_labels, update=self.state.global_step)
         return self._sum_over_processes(corrected)
 
-    def _labels(self, step: Transition, correction: Correction) -> np.ndarray:
-        """The ids to clone: the right thought, and the action behind it where the settings say so.
+    def _labels(self, step: Transition, correction: Correction) -> tuple[np.ndarray, int]:
+        """Ids of the right response, and how many to clone: its thought, and the action where the settings say so.
 
         Both are written anew from their parts, so that what is cloned is clean JSON even where the agent's text had to
         be read leniently.
@@ -207,12 +207,14 @@ class GTRTrainer(PPOBridge):
         elif correction.verdict == "right" and args.clone_right_thoughts:
             thought = own.fields
         else:
-            return np.zeros(0, np.int64)
-        action = (args.clone_full_response and correction.action) or own.action or ""
-        ids = self.policy.encode_response(self.task.format.render(thought, action))
-        if args.clone_full_response or (args.clone_right_actions and own.action == correction.action):
-            return ids
-        return ids[: self.policy.spans.first_token(ids, len(self.task.format.render_thought(thought)))]
+            return np.zeros(0, np.int64), 0
+        action = correction.action or own.action
+        ids = self.policy.encode_response(self.task.format.render(thought, action or ""))
+        end = self.policy.spans.first_token(ids, len(self.task.format.render_thought(thought)))
+        if not action:
+            return ids[:end], end
+        with_action = args.clone_full_response or (args.clone_right_actions and own.action == correction.action)
+        return ids, len(ids) if with_action else end
 
     @torch.no_grad()
     def _score_rollout(self, rollout: Rollout, corrected: int, means: Means) -> Experience:
@@ -398,6 +400,12 @@ class GTRTrainer(PPOBridge):
 
     def _sum_over_processes(self, number: int) -> int:
         return int(reduce(torch.tensor([number], device=self.accelerator.device), reduction="sum"))
+
+    def corrections_dataset(self) -> Any:
+        """All corrections so far as a `datasets.Dataset` for `SFTTrainer`: images and messages."""
+        from .sft_data import corrections_dataset
+
+        return corrections_dataset(self.buffer, self.policy.processor.tokenizer)
 
     # --- saving and resuming ------------------------------------------------------------------------------------
 
