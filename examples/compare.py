@@ -3,8 +3,8 @@
     python examples/compare.py --script examples/points24.py --seeds 0 1 2 3 4
     python examples/compare.py --script examples/gym_cards.py --arms gtr ppo -- --task ezpoints --total_env_steps 5120
 
-What stands behind `--` goes to every run. A run that is complete is not made again, so a study can be stopped, taken up
-later, or widened by more seeds.
+What stands behind `--` goes to every run. A run that is complete is not made again, so a study can be stopped, taken
+up later, or widened by more seeds.
 """
 
 from __future__ import annotations
@@ -86,11 +86,9 @@ def show(results: list[dict], args: argparse.Namespace) -> None:
         table.add_row(arm, str(len(mine)), *cells, f"{max(falls):.2f}")
         for axis, name in zip(axes, CURVES, strict=True):
             length = min(len(curve(r, name)) for r in mine)
-            values = np.array([curve(r, name)[:length] for r in mine])
-            (line,) = axis.plot(np.arange(1, length + 1), values.mean(0), label=arm)
-            axis.fill_between(
-                np.arange(1, length + 1), values.min(0), values.max(0), alpha=0.2, color=line.get_color(), linewidth=0
-            )
+            values, updates = np.array([curve(r, name)[:length] for r in mine]), np.arange(1, length + 1)
+            (line,) = axis.plot(updates, values.mean(0), label=arm)
+            axis.fill_between(updates, values.min(0), values.max(0), alpha=0.2, color=line.get_color(), linewidth=0)
     for axis, title in zip(axes, CURVES.values(), strict=True):
         axis.set(title=title, xlabel="update")
         axis.grid(alpha=0.3)
