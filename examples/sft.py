@@ -77,8 +77,11 @@ def main() -> None:
         peft_config=get_peft_config(model_args),
     )
     trainer.train()
-    trainer.save_model()
-    processor.save_pretrained(args.output_dir)
+    if model_args.model_name_or_path == "build":
+        tiny_llava.save(trainer.accelerator.unwrap_model(trainer.model), processor, args.output_dir)
+    else:
+        trainer.save_model()
+        processor.save_pretrained(args.output_dir)
 
 
 if __name__ == "__main__":

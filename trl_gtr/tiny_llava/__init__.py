@@ -30,4 +30,11 @@ def build(seed: int = 0, **sizes: int) -> tuple[Any, Any]:
     return build_model(processor.tokenizer, seed=seed, **sizes), processor
 
 
-__all__ = ["build", "load", "path"]
+def save(model: Any, processor: Any, folder: str | Path) -> None:
+    """Write a `from_pretrained` folder with the weights in half precision; they come back as float32."""
+    halves = {name: weight.detach().half() for name, weight in model.state_dict().items() if name != "lm_head.weight"}
+    model.save_pretrained(folder, state_dict=halves)  # the LM head is the embedding: kept once
+    processor.save_pretrained(folder)
+
+
+__all__ = ["build", "load", "path", "save"]

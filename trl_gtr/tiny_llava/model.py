@@ -90,7 +90,7 @@ def build_model(
     *,
     seed: int = 0,
     hidden_size: int = 128,
-    layers: int = 4,
+    layers: int = 3,
     vision_hidden_size: int = 96,
     vision_layers: int = 2,
 ) -> LlavaForConditionalGeneration:

@@ -11,6 +11,7 @@ model has learned to read.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from itertools import combinations_with_replacement
 
 from ..environments import arithmetic
@@ -21,7 +22,8 @@ Hands = list[list[str]]
 
 def _parted_hands() -> tuple[list[tuple[int, ...]], ...]:
     """Pool, unseen hands, and the rest, as the numbers of their cards."""
-    hands = [hand for hand in combinations_with_replacement(range(1, 11), 4) if arithmetic.reachable((), hand)]
+    every: Iterator[tuple[int, ...]] = combinations_with_replacement(range(1, 11), 4)
+    hands = [hand for hand in every if arithmetic.reachable((), hand)]
     random.Random(SEED).shuffle(hands)
     end = POOL_SIZE + UNSEEN_SIZE
     return hands[:POOL_SIZE], hands[POOL_SIZE:end], hands[end:]

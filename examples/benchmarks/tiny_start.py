@@ -1,0 +1,92 @@
+"""What can a start do before any reinforcement learning? Success, reading and valid JSON on every card game.
+
+python examples/benchmarks/tiny_start.py --model_name_or_path tiny --episodes 192
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import HfArgumentParser
+
+from trl_gtr import Task, make_task
+from trl_gtr.agents import PolicyAgent
+from trl_gtr.evaluation import Rate, evaluate_agent
+from trl_gtr.models import load_policy
+from trl_gtr.policy import VLMPolicy
+from trl_gtr.tiny_llava.pool import POINTS24_POOL, unseen_hands
+
+
+@dataclass
+class Arguments:
+    model_name_or_path: str = field(default="tiny", metadata={"help": "A name, a folder, or tiny."})
+    episodes: int = field(default=192, metadata={"help": "Episodes a game."})
+    temperature: float = field(default=0.5, metadata={"help": "Of the sampled rows."})
+    max_completion_length: int = field(default=96, metadata={"help": "In tokens."})
+    seed: int = field(default=1, metadata={"help": "Decides the deals and the samples."})
+    output: str | None = field(default=None, metadata={"help": "Write the figures to this JSON file too."})
+
+
+class ReadingAgent(PolicyAgent):
+    """A model whose every response is also checked for what it says is in the picture."""
+
+    def __init__(self, generate: Any, task: Task) -> None:
+        super().__init__(generate)
+        self.task, self.read, self.seconds = task, [], 0.0  # type: ignore[var-annotated]
+
+    def respond(
+        self, prompts: list[str], images: list[np.ndarray], infos: Sequence[Mapping[str, Any]]
+    ) -> Sequence[str]:
+        started = time.perf_counter()
+        texts = super().respond(prompts, images, infos)
+        self.seconds += time.perf_counter() - started
+        for text, info in zip(texts, infos, strict=True):
+            judged = self.task.judge(self.task.format.parse(text), info)
+            self.read.append(all(judged[part] for part in self.task.reading_parts))  # type: ignore[attr-defined]
+        return texts
+
+
+def games() -> dict[str, Task]:
+    return {
+        "Points24, pool": make_task("points24", hands=POINTS24_POOL),
+        "Points24, unseen hands": make_task("points24", hands=unseen_hands()),
+        "EZPoints": make_task("ezpoints"),
+        "NumberLine": make_task("number_line"),
+        "Blackjack": make_task("blackjack"),
+    }
+
+
+def main() -> None:
+    (args,) = HfArgumentParser(Arguments).parse_args_into_dataclasses()
+    model, processor = load_policy(args.model_name_or_path)
+    options = {"temperature": args.temperature, "max_completion_length": args.max_completion_length}
+    policy = VLMPolicy(model, processor, **options)
+    table = Table("game", "", "success", "reading", "true thoughts", "valid", "steps/s")
+    figures = []
+    for name, task in games().items():
+        for greedy in (True, False):
+            torch.manual_seed(args.seed)
+            agent = ReadingAgent(lambda p, i, greedy=greedy: policy.generate(model, p, i, greedy=greedy), task)
+            report = evaluate_agent(agent, task, args.episodes, seed=args.seed, num_envs=64)
+            metrics, read = report.metrics(), Rate(sum(agent.read), len(agent.read))
+            speed = len(agent.read) / agent.seconds
+            shares = [f"{value:.3f}" for value in (read.value, metrics["true_thoughts"], metrics["valid"])]
+            mode = "greedy" if greedy else "sampled"
+            table.add_row(name, mode, str(report.success), *shares, f"{speed:.0f}")
+            figures.append({"game": name, "mode": mode, "reading": read.value, "steps_per_second": speed, **metrics})
+    Console().print(table)
+    if args.output:
+        with open(args.output, "w", encoding="utf-8") as file:
+            json.dump(figures, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
