@@ -22,6 +22,7 @@ SIZE = 300
 FLOOR = 236  # where the floor of the room begins
 HAND = 250  # the hand's band begins here
 TITLE = 18
+ICON_SIZES = (92, 80, 70, 60, 52, 46, 40, 34, 28, 24, 20, 16, 12)  # few, so that each is drawn once
 INK: Colour = (28, 28, 34)
 PAPER: Colour = (255, 253, 246)
 SKIN: Colour = (238, 186, 148)
@@ -115,7 +116,8 @@ def _draw_thing(
     """The thing with its name below it, and badges for what was done to it."""
     left, top, right, bottom = place
     lettering = 12 if bottom - top >= 50 else 10
-    size = max(12, min(right - left - 2, bottom - top - lettering - 1, 92))
+    room = min(right - left - 2, bottom - top - lettering - 1)
+    size = next((size for size in ICON_SIZES if size <= room), ICON_SIZES[-1])
     image = icon(kind_of(thing), size, "on" in words)
     x, y = (left + right - size) // 2, top + (bottom - top - lettering - 1 - size) // 2
     picture.paste(image, (x, y), image)
@@ -125,7 +127,7 @@ def _draw_thing(
 
 
 def _draw_badges(picture: Image.Image, right: int, top: int, size: int, words: set[str]) -> None:
-    side = max(10, round(size * 0.36))
+    side = max(12, round(size * 0.4))
     for place, word in enumerate(word for word in BADGES if word in words):
         mark = badge(word, side)
         picture.paste(mark, (right - side, top + place * side), mark)
@@ -152,10 +154,14 @@ def _draw_hand(picture: Image.Image, holding: str, states: Mapping[str, set[str]
         return
     words, size = states.get(holding, set()), SIZE - HAND - 4
     image = icon(kind_of(holding), size, "on" in words)
-    picture.paste(image, (84, HAND + 2), image)
-    _draw_badges(picture, 84 + size + 4, HAND + 2, size, words)
-    text = _label(holding, SIZE - 148, 18, light=True)
-    picture.paste(text, (144, HAND + (SIZE - HAND - text.height) // 2), text)
+    picture.paste(image, (72, HAND + 2), image)
+    left = 72 + size + 6
+    for word in (word for word in BADGES if word in words):
+        mark = badge(word, 26)
+        picture.paste(mark, (left, HAND + (SIZE - HAND - 26) // 2), mark)
+        left += 30
+    text = _label(holding, SIZE - left - 8, 18, light=True)
+    picture.paste(text, (max(left + 4, 144), HAND + (SIZE - HAND - text.height) // 2), text)
 
 
 @lru_cache(maxsize=2)
@@ -185,9 +191,21 @@ def _hand(full: bool) -> Image.Image:
     return band
 
 
-@lru_cache(maxsize=2048)
 def _label(text: str, max_width: int, height: int, light: bool = False, plate: bool = False) -> Image.Image:
-    """Lettering as an RGBA picture, squeezed where it is too wide: dark with a light rim, or the other way round."""
+    """Lettering as an RGBA picture, squeezed where it is too wide."""
+    label = _lettering(text, height, light, plate)
+    return label if label.width <= max_width else _squeezed(text, max_width, height, light, plate)
+
+
+@lru_cache(maxsize=1024)
+def _squeezed(text: str, width: int, height: int, light: bool, plate: bool) -> Image.Image:
+    label = _lettering(text, height, light, plate)
+    return label.resize((width, label.height), Image.Resampling.LANCZOS)
+
+
+@lru_cache(maxsize=1024)
+def _lettering(text: str, height: int, light: bool, plate: bool) -> Image.Image:
+    """Dark letters with a light rim, or the other way round; on a plate: light ones on a dark ground."""
     scale = 2
     font = ImageFont.load_default(height * scale)
     width = font.getlength(text)
@@ -200,8 +218,7 @@ def _label(text: str, max_width: int, height: int, light: bool = False, plate: b
         draw.rounded_rectangle((0, 0, size[0] - 1, size[1] - 1), 4 * scale, (*INK, 235))
     middle = (size[0] / 2, size[1] / 2)
     draw.text(middle, text, ink, font, anchor="mm", stroke_width=0 if plate else scale, stroke_fill=rim)
-    shown = min(max_width, math.ceil(size[0] / scale))
-    return board.resize((shown, size[1] // scale), Image.Resampling.LANCZOS)
+    return board.resize((math.ceil(size[0] / scale), size[1] // scale), Image.Resampling.LANCZOS)
 
 
 @lru_cache(maxsize=8)

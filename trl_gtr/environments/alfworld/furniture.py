@@ -355,7 +355,7 @@ LOOKS = {
     "dresser": Look(_dresser),
     "tvstand": Look(_tv_stand, dark=True),
     "cart": Look(_cart),
-    "shelf": Look(_shelf, (6, 8, 94, 74)),
+    "shelf": Look(_shelf, (6, 8, 94, 72)),
     "stoveburner": Look(_stove_burner, dark=True),
     "cabinet": Look(_cabinet_closed, (18, 7, 82, 93), opened=_cabinet_open),
     "drawer": Look(_drawer_closed, (10, 10, 90, 90), opened=_drawer_open, opened_inside=(10, 6, 90, 78)),

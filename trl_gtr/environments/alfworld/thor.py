@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,7 @@ class ThorBackend:
         if missing:
             raise ImportError("THOR can't start:\n" + "\n".join(f"- {finding}" for finding in missing))
         self._simulator: Any = None
+        self._error: Exception | None = None
 
     def start(self, game: Game, seed: int) -> Moment:
         folder = Path(game.name).parent
@@ -86,7 +87,7 @@ class ThorBackend:
         self._simulator.json_file_list = [str(trajectory)]
         with seeded(seed):
             texts, infos = self._simulator.reset()
-        self._alive()
+        self._check()
         law = rules()
         self._belief = Belief(
             texts[0],
@@ -98,7 +99,7 @@ class ThorBackend:
     def step(self, command: str) -> Moment:
         # 0.4.2 offers "move" but its controller reads "put" only.
         texts, _, _, infos = self._simulator.step([as_put(command)])
-        self._alive()
+        self._check()
         self._belief.follow(command, texts[0])
         return self._moment(texts[0], infos)
 
@@ -107,18 +108,29 @@ class ThorBackend:
             self._simulator.close()
             self._simulator = None
 
-    @staticmethod
-    def _open(folder: Path) -> Any:
+    def _open(self, folder: Path) -> Any:
         from alfworld.agents.environment import get_environment
 
-        return get_environment("AlfredThorEnv")(configuration(folder), train_eval="train").init_env(batch_size=1)
+        simulator = get_environment("AlfredThorEnv")(configuration(folder), train_eval="train").init_env(batch_size=1)
+        # An error would end the simulator's thread, and the next command would wait for ever.
+        thread = simulator.envs[0]
+        thread.step, thread.reset = self._noted(thread.step), self._noted(thread.reset)
+        return simulator
 
-    def _alive(self) -> None:
-        """An error in the simulator ends its thread in silence, and the next command would wait for ever."""
-        if not self._simulator.envs[0].is_alive():
-            raise RuntimeError(
-                "THOR's thread has ended with an error, which is printed above; make a new environment."
-            )
+    def _noted(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            try:
+                return method(*arguments)
+            except Exception as error:
+                self._error = error
+
+        return call
+
+    def _check(self) -> None:
+        """Raise here what was raised in the simulator's thread."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise RuntimeError(f"THOR has failed: {error!r}. Reset the environment.") from error
 
     def _moment(self, text: str, infos: dict[str, Any]) -> Moment:
         world = self._belief.world()

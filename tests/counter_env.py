@@ -1,0 +1,47 @@
+"""A small environment for the workers' tests, in a module of its own: workers import nothing else of the tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+
+class Counter(gym.Env):
+    """Counts to a random number. Action "die" kills the process, "hang" never comes back, "raise" raises."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Box(0, 100, (2,), np.int64)
+        self.action_space = gym.spaces.Text(8)
+
+    def _observe(self) -> tuple[np.ndarray, dict[str, Any]]:
+        info = {"target": self.target, "names": ["a", "b"][: self.count], "inner": {"count": self.count}}
+        return np.array([self.count, self.target]), info
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.count, self.target = 0, int(self.np_random.integers(2, 5))
+        return self._observe()
+
+    def step(self, action: str) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        if action == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if action == "hang":
+            time.sleep(600)
+        if action == "raise":
+            raise RuntimeError("raised on purpose")
+        self.count += 1
+        observation, info = self._observe()
+        return observation, float(self.count), self.count >= self.target, False, info
+
+
+def make() -> gym.Env:
+    return Counter()

@@ -1,0 +1,364 @@
+"""ALFWorld in words: prompt, actions, judge, expert, cuts. Needs no engine but where it says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from alfworld_cases import needs_alfworld, without_data
+from hypothesis import given, strategies as st
+
+from trl_gtr.environments.alfworld import TASK_TYPES, project
+from trl_gtr.environments.alfworld.commands import as_move, as_put
+from trl_gtr.tasks import Task, make_task
+from trl_gtr.tasks.alfworld import ALFWorldTask, RepetitionEnds
+from trl_gtr.tasks.alfworld_prompt import fold, list_commands, unfold
+from trl_gtr.types import Response, Transition
+
+COMMANDS = [
+    *("examine countertop 1", "examine mug 1", "go to cabinet 1", "go to cabinet 10", "go to cabinet 2"),
+    *("go to drawer 1", "go to drawer 10", "go to microwave 1", "help", "inventory", "look"),
+    *("take mug 1 from countertop 1", "take plate 2 from countertop 1"),
+]
+INFO: dict[str, Any] = {
+    "task": "heat some mug and put it in cabinet",
+    "task_type": "pick_heat_then_place_in_recep",
+    "goal": {"object": "mug", "receptacle": "cabinet", "toggle": ""},
+    "observation_text": "On the countertop 1, you see a mug 1, and a plate 2.",
+    "admissible_commands": COMMANDS,
+    "won": False,
+    "goal_condition_success_rate": 0.0,
+    "previous_actions": ["go to drawer 1", "go to countertop 1"],
+    "legal": True,
+    "view": {
+        "room": ["cabinet 1", "cabinet 2", "cabinet 10", "countertop 1", "drawer 1", "drawer 10", "microwave 1"],
+        "here": [["countertop 1", "", ["mug 1", "plate 2"]]],
+        "holding": "",
+        "states": [],
+    },
+    "extra.gamefile": "bundled:x/1",
+    "extra.expert_plan": ["take mug 1 from countertop 1", "go to microwave 1"],
+    "subgoal": ["take", "mug", ""],
+}
+RIGHT = "I see mug 1 and plate 2. My hand is empty. My sub-goal is to take the mug, so I take mug 1 from countertop 1."
+
+
+@pytest.fixture
+def task() -> ALFWorldTask:
+    return ALFWorldTask()
+
+
+def respond(task: ALFWorldTask, action: str, thoughts: str = RIGHT) -> Response:
+    return task.format.parse(task.format.render({"thoughts": thoughts}, action))
+
+
+def with_subgoal(*subgoal: str, holding: str = "", **changes: Any) -> dict[str, Any]:
+    return {**INFO, "subgoal": list(subgoal), "view": {**INFO["view"], "holding": holding}, **changes}
+
+
+# -- actions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        ("go to drawer 1", "go to drawer 1"),
+        ("go to drawer 10", "go to drawer 10"),
+        ("Go to  drawer 1.", "go to drawer 1"),
+        ('"look"', "look"),
+        ("I will go to drawer 10 now", "go to drawer 10"),
+        ("go to drawer 100", None),
+        ("go to drawer", None),
+        ("drawer 1", None),
+        ("go to cabinet 1 or go to cabinet 2", None),
+        ("", None),
+        ("take mug 1", None),
+    ],
+)
+def test_projection(text: str, command: str | None) -> None:
+    assert project(text, COMMANDS) == command
+
+
+@pytest.mark.parametrize("offered", ["move mug 1 to desk 1", "put mug 1 in/on desk 1"])
+@pytest.mark.parametrize(
+    "said", ["move mug 1 to desk 1", "put mug 1 in/on desk 1", "put mug 1 on the desk 1", "put mug 1 in desk 1"]
+)
+def test_projection_knows_both_dialects(offered: str, said: str) -> None:
+    assert project(said, [offered, offered.replace("desk 1", "desk 10"), "look"]) == offered
+    assert project(said.replace("mug 1", "mug 12"), [offered]) is None
+
+
+@given(st.text(max_size=60))
+def test_projection_takes_any_text(text: str) -> None:
+    found = project(text, COMMANDS)
+    assert found is None or found in " ".join(text.casefold().split())
+
+
+def test_dialects_are_each_other_s_inverse() -> None:
+    assert as_put("move mug 1 to desk 1") == "put mug 1 in/on desk 1"
+    assert as_move("put mug 1 in/on desk 1") == "move mug 1 to desk 1"
+    assert as_put("go to desk 1") == as_move("go to desk 1") == "go to desk 1"
+
+
+def test_actions(task: ALFWorldTask) -> None:
+    assert isinstance(task, Task)
+    assert task.to_env_action(respond(task, "go to cabinet 10"), INFO) == "go to cabinet 10"
+    assert task.to_env_action(respond(task, "go to cabinet 3"), INFO) is None
+    assert task.to_env_action(task.format.parse("look"), INFO) is None  # no valid object
+    hiding = ALFWorldTask(hide=("help", "examine"))
+    assert list(hiding.legal_actions(INFO)) == [c for c in COMMANDS if c != "help" and not c.startswith("examine")]
+    assert hiding.to_env_action(respond(hiding, "help"), INFO) is None
+    assert "help" not in hiding.prompt(None, INFO).split("Answer")[0]
+
+
+# -- prompt ----------------------------------------------------------------------------------------------------------
+
+
+def test_prompt_has_what_the_player_may_know(task: ALFWorldTask) -> None:
+    prompt = task.prompt(None, INFO)
+    assert "Your task: heat some mug and put it in cabinet\n" in prompt
+    assert "Your last actions: go to drawer 1, go to countertop 1\n" in prompt
+    assert all(command in prompt for command in COMMANDS)
+    assert task.format.parse(prompt).valid  # its example is a response
+    hidden = {**INFO, "extra.expert_plan": ["dig"], "subgoal": ["take", "ladle", ""], "goal": {}, "view": {}}
+    assert task.prompt(None, hidden) == prompt
+    assert set(task.public_state(INFO)) == {"task", "previous_actions", "actions"}
+
+
+def test_prompt_shows_the_last_actions_only() -> None:
+    info = {**INFO, "previous_actions": [f"go to cabinet {number}" for number in range(20)]}
+    assert "actions: go to cabinet 18, go to cabinet 19\n" in ALFWorldTask(history=2).prompt(None, info)
+    assert "actions: none\n" in ALFWorldTask(history=0).prompt(None, info)
+    assert ALFWorldTask(history=0).public_state(info)["previous_actions"] == []
+
+
+def test_action_only_prompt() -> None:
+    task = ALFWorldTask(thoughts=False)
+    assert "thoughts" not in task.prompt(None, INFO)
+    expert = task.expert(INFO)
+    assert expert is not None
+    assert expert.text == '{"action": "take mug 1 from countertop 1"}'
+
+
+def test_a_long_list_is_folded_and_loses_nothing() -> None:
+    commands = sorted(
+        [f"go to cabinet {n}" for n in range(1, 30) if n != 13]
+        + [f"go to drawer {n}" for n in (1, 2, 3)]
+        + [f"take mug {n} from shelf 2" for n in (1, 3)]
+        + ["take pen 1 from shelf 2", "open drawer 2", "heat mug 1 with microwave 1", "look"]
+    )
+    assert list_commands(commands, limit=10_000) == ", ".join(commands)
+    folded = list_commands(commands, limit=300)
+    assert len(folded) < 300
+    assert "go to (cabinet 1-12, cabinet 14-29, drawer 1-3)" in folded
+    assert "take (mug 1, mug 3, pen 1) from shelf 2" in folded
+    assert unfold(folded) == commands
+
+
+NAMES = st.builds("{} {}".format, st.sampled_from(["mug", "cd", "desk", "drawer"]), st.integers(1, 120))
+COMMAND = st.one_of(
+    st.sampled_from(["look", "help", "inventory"]),
+    st.builds("{} {}".format, st.sampled_from(["go to", "open", "examine", "use"]), NAMES),
+    st.builds("take {} from {}".format, NAMES, NAMES),
+    st.builds("move {} to {}".format, NAMES, NAMES),
+    st.builds("slice {} with {}".format, NAMES, NAMES),
+)
+
+
+@given(st.lists(COMMAND, min_size=1, max_size=40, unique=True))
+def test_folding_can_be_undone(commands: list[str]) -> None:
+    assert unfold(fold(commands)) == sorted(commands)
+
+
+# -- judge -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("thoughts", "right"),
+    [
+        (RIGHT, True),
+        ("I see a mug and a plate.", True),
+        ("There is a mug on countertop 1. I must get it to microwave 1.", True),
+        ("I see mug 2.", False),  # there is only mug 1
+        ("I see an apple.", False),
+        ("I see no apple.", True),
+        ("I see no mug here.", False),
+        ("I hold mug 1.", True),  # named, and in view; the claim of holding by number is the number's business
+        ("I hold a mug.", False),
+        ("I see nothing of use, so I look for a potato.", True),  # a kind that is only wanted
+        ("I go to cabinet 10.", True),
+        ("I go to cabinet 3.", False),  # no such cabinet in the room
+        ("I see a salt shaker.", False),
+        ("", True),
+    ],
+)
+def test_objects_named_are_there(task: ALFWorldTask, thoughts: str, right: bool) -> None:
+    assert task.judge(respond(task, "look", thoughts), INFO)["objects"] is right
+
+
+def test_objects_in_the_hand_count(task: ALFWorldTask) -> None:
+    info = with_subgoal("put", "cellphone", "cabinet", holding="cellphone 1")
+    assert task.judge(respond(task, "look", "I hold a cell phone and see mug 1."), info)["objects"]
+    assert not task.judge(respond(task, "look", "I am holding a mug."), info)["objects"]
+
+
+@pytest.mark.parametrize(
+    ("thoughts", "subgoal", "right"),
+    [
+        (RIGHT, ("take", "mug", ""), True),
+        (RIGHT, ("find", "mug", ""), False),
+        ("I need to pick up the mug.", ("take", "mug", ""), True),
+        ("I should get a mug.", ("take", "mug", ""), True),
+        ("I should get a mug.", ("find", "mug", ""), True),
+        ("Next I look for a remote control in drawer 1.", ("find", "remotecontrol", ""), True),
+        ("I have to heat the mug, so I go to microwave 1.", ("heat", "mug", "microwave"), True),
+        ("I have to heat the plate, so I go to microwave 1.", ("heat", "mug", "microwave"), False),
+        ("I must put the hot mug in the cabinet.", ("put", "mug", "cabinet"), True),
+        ("I must put the mug in the drawer.", ("put", "mug", "cabinet"), False),
+        ("I must put down the plate first.", ("drop", "plate", ""), True),
+        ("I must put down the plate first.", ("put", "plate", "cabinet"), False),
+        ("I want to turn on the desk lamp.", ("use", "desklamp", ""), True),
+        ("My subgoal is washing the fork.", ("clean", "fork", "sinkbasin"), True),
+        ("I need to find a mug. Now I have to take the mug.", ("take", "mug", ""), True),  # the last one counts
+        ("The mug is nice.", ("take", "mug", ""), False),
+        ("I take the mug.", ("take", "mug", ""), False),  # an action without a sub-goal
+        ("", ("take", "mug", ""), False),
+        (RIGHT, (), False),  # nothing is left to do
+    ],
+)
+def test_subgoal(task: ALFWorldTask, thoughts: str, subgoal: tuple[str, ...], right: bool) -> None:
+    info = with_subgoal(*subgoal)
+    assert task.judge(respond(task, "look", thoughts), info)["subgoal"] is right
+
+
+@given(st.text(max_size=80))
+def test_judge_takes_any_text(text: str) -> None:
+    judged = ALFWorldTask().judge(Response(text, {"thoughts": text}, "look"), INFO)
+    assert set(judged) == {"objects", "subgoal"}
+
+
+# -- expert ----------------------------------------------------------------------------------------------------------
+
+
+def test_expert_says_what_is_seen_the_subgoal_and_the_action(task: ALFWorldTask) -> None:
+    expert = task.expert(INFO)
+    assert expert is not None
+    assert expert.action == "take mug 1 from countertop 1"
+    assert expert.fields["thoughts"] == (
+        "I am at countertop 1 and see mug 1 and plate 2. My hand is empty. "
+        "I need to take the mug, so the next action is to take mug 1 from countertop 1."
+    )
+    assert all(task.judge(expert, INFO).values())
+    assert task.target(expert, INFO) == "take mug"
+
+
+def test_expert_keeps_a_true_thought_and_mends_a_wrong_one(task: ALFWorldTask) -> None:
+    kept = task.expert(INFO, hint=respond(task, "look"))
+    assert kept is not None
+    assert (kept.fields["thoughts"], kept.action) == (RIGHT, "take mug 1 from countertop 1")
+    mended = task.expert(INFO, hint=respond(task, "look", "I see an egg. I need to cool the egg."))
+    assert mended == task.expert(INFO)
+
+
+def test_no_expert_where_nothing_helps(task: ALFWorldTask) -> None:
+    stuck = {**INFO, "extra.expert_plan": [], "subgoal": []}
+    assert task.expert(stuck) is None
+    assert not task.solvable(stuck)
+    assert task.solvable(INFO)
+    assert task.solvable({**stuck, "won": True})
+
+
+# -- episodes --------------------------------------------------------------------------------------------------------
+
+
+def transition(final_info: dict[str, Any] | None = None, info: dict[str, Any] = INFO) -> Transition:
+    nothing = np.zeros(0)
+    return Transition(0, 0, nothing, "", Response(""), nothing, 0.0, False, False, False, True, info, final_info)
+
+
+def test_success_by_task_type(task: ALFWorldTask) -> None:
+    won = [transition(), transition({**INFO, "won": True, "goal_condition_success_rate": 1.0})]
+    assert task.success(won)
+    assert task.metrics(won) == {
+        "success_pick_heat_then_place_in_recep": 1.0,
+        "goal_condition_success_rate": 1.0,
+        "worker_lost": 0.0,
+    }
+    assert not task.success([transition(INFO)])
+    assert task.metrics([transition(INFO)])["success_pick_heat_then_place_in_recep"] == 0.0
+    assert not task.success([])
+    assert task.metrics([transition({**INFO, "worker_lost": True})]) == {"worker_lost": 1.0}
+    assert task.reward_scale == 1 / 50
+
+
+class Paying:
+    """An environment that pays what it is told, and never ends."""
+
+    def __init__(self, rewards: list[float], terminated: bool = False) -> None:
+        self.rewards, self.terminated = rewards, terminated
+
+    def reset(self, **_: Any) -> tuple[None, dict[str, Any]]:
+        return None, {}
+
+    def step(self, action: str) -> tuple[None, float, bool, bool, dict[str, Any]]:
+        return None, self.rewards.pop(0), self.terminated, False, {}
+
+
+def ends(actions: str, rewards: list[float], terminated: bool = False) -> list[tuple[float, bool, dict[str, Any]]]:
+    env = RepetitionEnds.__new__(RepetitionEnds)
+    env.env = Paying(rewards, terminated)  # type: ignore[assignment]
+    env.reset()
+    return [(reward, truncated, info) for _, reward, _, truncated, info in (env.step(a) for a in actions)]  # type: ignore[misc]
+
+
+def test_five_identical_actions_end_an_episode() -> None:
+    cut = {"cut": "repetition", "bootstrap": False}
+    assert ends("aaaaa", [0.0] * 5)[-2:] == [(0.0, False, {}), (-3.0, True, cut)]
+    assert not any(truncated for _, truncated, _ in ends("aaaabaaaab", [0.0] * 10))
+    assert ends("aaaaa", [0.0] * 4 + [0.5])[-1] == (0.5, True, cut)  # what was earned stays
+    assert ends("aaaaa", [0.0] * 4 + [-1.0])[-1] == (-1.0, True, cut)
+    assert ends("aaaaa", [0.0] * 4 + [50.0], terminated=True)[-1] == (50.0, False, {})
+
+
+class TestPlayed:
+    pytestmark = needs_alfworld
+
+    @pytest.fixture(autouse=True)
+    def no_data(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+        without_data(monkeypatch, tmp_path)
+
+    def test_cut_in_training_only(self) -> None:
+        task = make_task("alfworld")
+        for options, cut in (({}, True), ({"evaluation": True}, False)):
+            env = task.make_env(**options)  # type: ignore[arg-type]
+            env.reset(seed=0)
+            results = [env.step("look") for _ in range(5)]
+            assert [bool(truncated) for _, _, _, truncated, _ in results] == [False] * 4 + [cut]
+            assert results[-1][1] == (-3.0 if cut else 0.0)
+        assert "cut" not in ALFWorldTask(cut=False).make_env().reset(seed=0)[1]
+
+    def test_splits(self) -> None:
+        task = make_task("alfworld", env_kwargs={"games": "bundled"})
+        assert len(task.make_env().unwrapped.games) == 240  # type: ignore[attr-defined]
+        assert len(task.make_env(evaluation=True).unwrapped.games) == 48  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize("task_type", TASK_TYPES)
+    def test_expert_wins_with_true_thoughts(self, task_type: str) -> None:
+        """After wrong steps too: it plans anew from where they led."""
+        task = make_task(
+            "alfworld", env_kwargs={"task_types": [task_type], "expert": "explorer"}, split="valid_unseen"
+        )
+        env = task.make_env()
+        rng = np.random.default_rng(0)
+        observation, info = env.reset(seed=5)
+        for step in range(49):
+            expert = task.expert(info)
+            assert expert is not None
+            assert task.judge(expert, info) == {"objects": True, "subgoal": True}, (expert.text, info["subgoal"])
+            assert expert.action in task.prompt(observation, info)
+            wrong = str(rng.choice(info["admissible_commands"]))
+            observation, _, terminated, _, info = env.step(wrong if step % 4 == 1 else expert.action)
+            if terminated:
+                break
+        assert info["won"]

@@ -1,0 +1,180 @@
+"""Environments in worker processes: like gymnasium's own vector environment, and hard to kill."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from counter_env import Counter, make
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from trl_gtr.environments.workers import WorkerLost, WorkerVectorEnv
+from trl_gtr.rollouts import unpack_infos
+
+
+def same(first: Any, second: Any) -> bool:
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
+    if isinstance(first, np.ndarray) and first.dtype == object:
+        return all(same(one, other) for one, other in zip(first, second, strict=True))
+    return bool(np.array_equal(first, second)) if isinstance(first, np.ndarray) else first == second
+
+
+@pytest.mark.parametrize("recycle_after", [None, 2])
+def test_like_a_sync_vector_env(recycle_after: int | None) -> None:
+    """Resets, steps and infos are those of gymnasium, also where workers are replaced by new ones every 2 episodes."""
+    reference = SyncVectorEnv([make] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs = WorkerVectorEnv(make, 2, recycle_after=recycle_after)
+    try:
+        assert envs.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
+        assert (envs.single_action_space, envs.observation_space) == (
+            reference.single_action_space,
+            reference.observation_space,
+        )
+        pids = {worker.pid for worker in envs.workers}
+        for one, other in zip(reference.reset(seed=[3, 7]), envs.reset(seed=[3, 7]), strict=True):
+            assert same(one, other)
+        ends = 0
+        for _ in range(12):
+            expected, found = reference.step(["go"] * 2), envs.step(["go"] * 2)
+            assert all(same(one, other) for one, other in zip(expected, found, strict=True))
+            ends += int(found[2].sum())
+        assert ends >= 6
+        assert envs.lost_episodes == 0
+        assert (pids == {worker.pid for worker in envs.workers}) == (recycle_after is None)
+        assert envs.call("count") == reference.call("count")
+    finally:
+        envs.close()
+
+
+def test_a_lost_worker_costs_one_episode() -> None:
+    envs = WorkerVectorEnv(make, 2, step_timeout=3.0)
+    try:
+        envs.reset(seed=0)
+        for lost, (action, reason) in enumerate((("die", "code -9"), ("hang", "no answer"), ("raise", "on purpose"))):
+            before = envs.step(["go", "go"])[0]
+            assert envs.lost_episodes == lost
+            with pytest.warns(UserWarning, match=reason):
+                observations, rewards, terminated, truncated, infos = envs.step([action, "go"])
+            assert (rewards[0], terminated[0], truncated[0], truncated[1]) == (0.0, False, True, False)
+            assert rewards[1] > 0
+            final = unpack_infos(infos, 2)[0]["final_info"]
+            assert (final["worker_lost"], final["bootstrap"]) == (True, False)
+            assert final["inner"] == {"count": 1}  # the last that was known
+            assert infos["final_obs"][0].tolist() == before[0].tolist() == [1, final["target"]]
+            assert observations[0][0] == 0  # a new episode has begun
+            assert "worker_lost" not in infos
+        assert envs.lost_episodes == 3
+        with pytest.raises(RuntimeError, match="lost 3 times"):
+            fail_often(envs)
+    finally:
+        envs.close()
+
+
+def fail_often(envs: WorkerVectorEnv) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(3):
+            envs.step(["raise", "go"])
+
+
+def test_an_environment_that_can_not_be_made_is_told() -> None:
+    def broken() -> gym.Env:
+        raise ValueError("there is no such game")
+
+    with pytest.raises(WorkerLost, match="there is no such game"):
+        WorkerVectorEnv(broken, 2)
+
+
+def test_states_are_saved_and_restored() -> None:
+    envs, others = WorkerVectorEnv(make, 2), WorkerVectorEnv(make, 2)
+    try:
+        envs.reset(seed=5)
+        envs.step(["go", "go"])
+        others.reset(seed=9)
+        others.set_states(envs.get_states())
+        for _ in range(6):
+            assert all(
+                same(one, other) for one, other in zip(envs.step(["go"] * 2), others.step(["go"] * 2), strict=True)
+            )
+        with pytest.raises(ValueError, match="1 states for 2 environments"):
+            others.set_states(envs.get_states()[:1])
+    finally:
+        envs.close()
+        others.close()
+
+
+def running(pid: int) -> bool:
+    """Is there such a process, and is it more than a zombie?"""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def gone(pids: list[int], seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while any(map(running, pids)) and time.monotonic() < end:
+        time.sleep(0.1)
+    return not any(map(running, pids))
+
+
+def test_workers_end_when_they_are_closed() -> None:
+    envs = WorkerVectorEnv(make, 2)
+    pids = [worker.pid for worker in envs.workers]
+    assert all(map(running, pids))
+    envs.close()
+    assert gone(pids, 1.0)
+
+
+@pytest.mark.parametrize("action", ["go", "hang"])
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path, action: str) -> None:
+    """Also in the middle of a step that never comes back. The script has no `if __name__ == "__main__"`: no worker
+    imports it."""
+    script = tmp_path / "run.py"
+    tests = Path(__file__).parent
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(tests)!r})\n"
+        "from counter_env import make\n"
+        "from trl_gtr.environments.workers import WorkerVectorEnv\n"
+        "envs = WorkerVectorEnv(make, 2)\n"
+        "envs.reset(seed=0)\n"
+        "print(*(worker.pid for worker in envs.workers), flush=True)\n"
+        f"envs.step(['{action}', '{action}'])\n"
+        "import time; time.sleep(600)\n"
+    )
+    parent = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    time.sleep(0.5)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert gone(pids)
+
+
+def test_workers_do_not_load_torch() -> None:
+    def loaded() -> gym.Env:
+        env = Counter()
+        env.torch = "torch" in sys.modules  # type: ignore[attr-defined]
+        return env
+
+    envs = WorkerVectorEnv(loaded, 1)
+    try:
+        assert envs.call("torch") == (False,)
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize("arguments", [(0, {}), (1, {"recycle_after": 0})])
+def test_what_makes_no_sense_is_refused(arguments: tuple[int, dict[str, Any]]) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        WorkerVectorEnv(make, arguments[0], **arguments[1])
