@@ -78,6 +78,9 @@ class RolloutCollector:
 
     def collect(self, steps: int) -> Rollout:
         """Play `steps` steps in every environment."""
+        reopen = getattr(self.corrector, "reopen", None)
+        if reopen is not None:
+            reopen()  # an earlier run may have been interrupted
         pool = ThreadPoolExecutor(self.correction_workers, thread_name_prefix="corrector")
         try:
             return self._collect(steps, pool)
@@ -105,6 +108,8 @@ class RolloutCollector:
                 finished += self._close_episodes(played)
         with clock("wait_for_corrections"):
             corrections, stop_reason = _join(pending, asked, len(self.images))
+        if stop_reason is None and getattr(self.corrector, "exhausted", False):
+            stop_reason = "the corrector's budget is spent"
         return Rollout(
             transitions,
             corrections,

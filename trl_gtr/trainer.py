@@ -155,10 +155,11 @@ class GTRTrainer(PPOBridge):
                 if self._sum_over_processes(rollout.stop_reason is not None):
                     self._stop_early(rollout.stop_reason)
                     break
-        except KeyboardInterrupt:
+        except BaseException as error:
             if hasattr(self.corrector, "close"):
-                self.corrector.close()  # corrections under way come back at once
-            self._stop_early("interrupted")
+                self.corrector.close()  # corrections under way come back at once; nobody waits for their threads
+            if isinstance(error, KeyboardInterrupt):
+                self._stop_early("interrupted")
             raise
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         seconds = time.perf_counter() - self.started
@@ -173,6 +174,9 @@ class GTRTrainer(PPOBridge):
         self.state.compute_steps(args, args.num_updates)
         self.model.train()
         self.control = self.callback_handler.on_train_begin(args, self.state, self.control)
+        if self._sum_over_processes(int(getattr(self.corrector, "exhausted", False))):
+            logger.warning("Nothing is left of the corrector's budget: the run goes no further. Raise its limits.")
+            self.control.should_training_stop = True
 
     def _stop_early(self, reason: str | None) -> None:
         logger.warning("The run stops at update %d: %s.", self.state.global_step, reason or "on another process")
