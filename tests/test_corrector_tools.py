@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from chat_server import ChatServer, calls_tool, says, status
+from chat_server import ChatServer, calls_tool, completion, says, status
 from corrector_cases import CANARY, points_answer, points_request
 
 from trl_gtr.correctors import OpenAICorrector, failure_kind
@@ -51,6 +51,32 @@ def test_tool_is_offered_called_and_its_answer_returned(make: Any) -> None:
     assert CANARY not in server.seen[1].text
 
 
+def test_repair_is_bound_to_the_schema(make: Any) -> None:
+    with ChatServer(says("4*6*1*1 it is"), says(points_answer())) as server:
+        assert make(server).correct([MISREAD])[0].verdict == "corrected"
+        first, repair = (seen.body for seen in server.seen)
+    assert ("response_format" in first, "tool_choice" in first) == (False, False)
+    assert repair["response_format"]["type"] == "json_schema"
+    assert repair["tool_choice"] == "none"
+
+
+def test_hostile_calls_are_not_repeated_in_full(make: Any) -> None:
+    """Spaces that JSON allows, a long name and long words: what the history repeats is paid for."""
+    padded = json.dumps(HAND) + " " * 200_000
+
+    def hostile(handler: Any, seen: Any) -> None:
+        call = {"id": "i" * 100_000, "type": "function", "function": {"name": "n" * 100_000, "arguments": padded}}
+        handler.send(200, completion("w" * 100_000, finish="tool_calls", tool_calls=[call]))
+
+    with ChatServer(hostile, says(points_answer())) as server:
+        corrector = make(server)
+        assert corrector.correct([MISREAD])[0].verdict == "corrected"
+        asked, told = server.seen[1].body["messages"][-2:]
+        assert len(server.seen[1].text) - len(server.seen[0].text) < 8_000
+    assert asked["tool_calls"][0]["function"]["arguments"] == "{}"
+    assert asked["tool_calls"][0]["id"] == told["tool_call_id"]
+
+
 HOSTILE = {
     "code": {**HAND, "card1": "__import__('os').system('touch /tmp/pwned')"},
     "numbers out of range": {**HAND, "card1": 10**30},
@@ -87,7 +113,10 @@ def test_endless_tool_calls_end(make: Any) -> None:
         corrector = make(server, max_tool_rounds=2)
         answer = corrector.correct([MISREAD])[0]
         assert len(server.seen) == 3
-        assert "tools" not in server.seen[2].body
+        assert [seen.body.get("tool_choice", "auto") for seen in server.seen] == ["auto", "auto", "none"]
+        # A schema would keep servers with constrained decoding from ever writing a call.
+        assert ["response_format" in seen.body for seen in server.seen] == [False, False, True]
+        assert all("tools" in seen.body for seen in server.seen)  # they explain the calls in the history
     assert failure_kind(answer) == "unusable"
     assert "without end" in answer.reason
     assert corrector.metrics()["corrector/failed_unusable"] == 1

@@ -68,6 +68,11 @@ def eventually(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
+def waiting(corrector: OpenAICorrector) -> int:
+    """How many callers wait for a correction."""
+    return sum(flight.waiting for flight in list(corrector._open()._flights.values()))
+
+
 WRONG = number_line_request(1, 4, said=(2, 4))
 RIGHT = number_line_request(1, 4)
 
@@ -360,10 +365,43 @@ def test_newer_models_that_reject_temperature_and_max_tokens(make: Any) -> None:
 
 
 def test_bad_request_for_ever_ends(make: Any) -> None:
-    with ChatServer(status(400, "no")) as server:
+    with ChatServer(status(400, "response_format, max_tokens, temperature: no")) as server:
         answer = make(server).correct([WRONG])[0]
-        assert len(server.seen) == 3
+        assert len(server.seen) == 5  # without temperature, with max_completion_tokens, json_object, text
     assert failure_kind(answer) == "rejected"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "tries"),
+    [
+        (status(400, "The response was filtered: bad tool, json", code="content_filter"), "refused", 1),
+        (status(400, "Reduce the messages or tools", code="context_length_exceeded"), "rejected", 1),
+        (status(400, "maximum context length is 4096 tokens; max_tokens, tools"), "rejected", 1),
+        (status(400, "the image can't be read"), "rejected", 1),
+        (status(400, "json_schema: this one step is at fault"), "rejected", 3),
+    ],
+    ids=["content filter", "length", "length in words", "image", "named"],
+)
+def test_fault_of_one_step_costs_the_others_nothing(make: Any, error: Any, kind: str, tries: int) -> None:
+    """Whatever is tried for the step that is rejected, the next one gets schema, limits and temperature again."""
+    with ChatServer(*[error] * tries, says(no_answer())) as server:
+        corrector = make(server)
+        assert failure_kind(corrector.correct([WRONG])[0]) == kind
+        assert len(server.seen) == tries
+        assert corrector.correct([number_line_request(1, 4, said=(3, 4))])[0].verdict == "corrected"
+        first, last = server.seen[0].body, server.seen[-1].body
+    assert last["response_format"]["type"] == "json_schema"
+    assert set(first) == set(last) == {"model", "messages", "max_tokens", "temperature", "response_format"}
+
+
+def test_rejected_parameter_is_known_by_its_name_alone(make: Any) -> None:
+    def terse(handler: Any, seen: Any) -> None:
+        rejected = "response_format" in seen.body
+        step = status(400, "Unknown parameter", param="response_format") if rejected else says(no_answer())
+        step(handler, seen)
+
+    with ChatServer(terse) as server:
+        assert make(server).correct([WRONG])[0].verdict == "corrected"
 
 
 # -- start -----------------------------------------------------------------------------------------------------------
@@ -442,7 +480,7 @@ def test_identical_requests_in_flight_are_sent_once_and_paid_once(make: Any) -> 
         server.wait_for(lambda: server.in_flight == 1)
         third = threading.Thread(target=lambda: answers.extend(corrector.correct([WRONG, WRONG])))
         third.start()
-        eventually(lambda: corrector._open().waiting() == 3)
+        eventually(lambda: waiting(corrector) == 3)
         go.set()
         other.join()
         third.join()
@@ -490,6 +528,8 @@ def test_closed_corrector_can_be_used_again(make: Any) -> None:
         for _ in range(2):
             assert corrector.correct([RIGHT])[0].verdict == "right"
             corrector.close()
+            assert failure_kind(corrector.correct([RIGHT])[0]) == "cancelled"
+            corrector.reopen()
         assert corrector.metrics()["corrector/calls"] == 2
 
 
@@ -532,7 +572,7 @@ def test_ctrl_c_in_correct_ends_at_once_and_sends_no_more(make: Any) -> None:
             corrector.correct(requests)
         assert time.monotonic() - started < 5
         thread.join()
-        eventually(lambda: corrector._open().waiting() == 0)
+        eventually(lambda: waiting(corrector) == 0)
         assert len(server.seen) == 2
 
 

@@ -7,13 +7,16 @@ answer's own reading of the picture. The hidden truth is never consulted.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..tasks.action_text import plain_signs
 from ..types import Correction, CorrectionRequest, Response
 from .questions import CORRECTION, EVALUATION, NO, RIGHT_ACTION, YES
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_THOUGHT = 4000
 """Characters of a corrected thought; labels longer than any response would only be cut."""
 
@@ -23,19 +26,28 @@ class AnswerProblem(ValueError):
 
 
 def read_object(text: str) -> dict[str, Any]:
-    """The JSON object in a text, code fences or words around it allowed; twice the same key isn't."""
+    """The one JSON object in a text. Code fences, words and thinking around it are allowed; a second object, of which
+    one may be a draft, and twice the same key aren't."""
+    text = text.rpartition("</think>")[2]
+    if "<think>" in text:
+        raise AnswerProblem("it ends in the middle of its thinking")
     start = text.find("{")
     if start < 0:
         raise AnswerProblem("there is no JSON object in it" if text.strip() else "it is empty")
-    decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+    decoder = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=no_constant)
     try:
-        value, _ = decoder.raw_decode(text, start)
+        value, end = decoder.raw_decode(text, start)
+        again = json.dumps(value, ensure_ascii=False)
     except AnswerProblem:
         raise
     except ValueError as error:
         raise AnswerProblem(f"it is no valid JSON: {error}") from None
     except RecursionError:
         raise AnswerProblem("it is nested too deeply") from None
+    if "{" in text[end:]:
+        raise AnswerProblem("there is more than one JSON object in it; write the final one only")
+    if _SURROGATE.search(again):
+        raise AnswerProblem("there are half characters (lone surrogates) in it")
     return value
 
 
@@ -57,7 +69,7 @@ def parse_answer(text: str, request: CorrectionRequest) -> Correction:
     if not isinstance(answer[CORRECTION], dict):
         raise AnswerProblem(f'"{CORRECTION}" must be an object where "{EVALUATION}" is "{NO}"')
     thought = _check_thought(answer[CORRECTION], task)
-    action = answer[RIGHT_ACTION]
+    action = _legal_spelling(answer[RIGHT_ACTION], request)
     if thought == dict(request.response.fields) and action in (None, request.response.action):
         raise AnswerProblem(f'"{EVALUATION}" is "{NO}" but the correction changes nothing')
     corrected = _respond(thought, action, request)
@@ -74,7 +86,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _no_constant(name: str) -> Any:
+def no_constant(name: str) -> Any:
     raise AnswerProblem(f"{name} is no JSON value")
 
 
@@ -122,9 +134,24 @@ def _check_thought(correction: Mapping[str, Any], task: Any) -> dict[str, Any]:
         length = len(task.format.render_thought(thought))
     except ValueError as error:
         raise AnswerProblem(f'"{CORRECTION}": {error}') from None
+    texts = [thought[field.key] for field in task.format.fields if field.kind == "text"]
+    if texts and not any(text.strip() for text in texts):
+        raise AnswerProblem(f'"{CORRECTION}" says nothing')
     if length > MAX_THOUGHT:
         raise AnswerProblem(f'"{CORRECTION}" is longer than {MAX_THOUGHT} characters')
     return thought
+
+
+def _legal_spelling(action: str | None, request: CorrectionRequest) -> str | None:
+    """The legal action that a text names (" Hit" is "hit"); the text itself if it names none."""
+    task, legal = request.task, request.task.legal_actions(request.info)
+    if action is None or action in legal:
+        return action
+    named = task.to_env_action(replace(request.response, action=action, error=None), request.info)
+    if named is None:
+        return action
+    spellings = (replace(request.response, action=text, error=None) for text in legal)
+    return next((r.action for r in spellings if task.to_env_action(r, request.info) == named), action)
 
 
 def _respond(thought: Mapping[str, Any], action: str | None, request: CorrectionRequest) -> Response:

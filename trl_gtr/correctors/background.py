@@ -12,29 +12,35 @@ T = TypeVar("T")
 
 
 class BackgroundLoop:
-    """Started by its first user, ended by `stop`. Thread-safe."""
+    """Started by its first user, ended for good by `stop`. Thread-safe."""
 
     def __init__(self, name: str):
         self.name = name
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._stopped = False
 
-    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine in the loop; cancelling the future cancels it there."""
+    def submit(self, function: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> Future[T]:
+        """Run a coroutine function in the loop; cancelling the future cancels it there, and so does a loop that has
+        ended."""
         with self._lock:
+            if self._stopped:
+                ended: Future[T] = Future()
+                ended.cancel()
+                return ended
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 # A daemon: a script that forgets `stop` can still end.
                 self._thread = threading.Thread(target=self._loop.run_forever, name=self.name, daemon=True)
                 self._thread.start()
-            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+            return asyncio.run_coroutine_threadsafe(function(*arguments), self._loop)
 
     def stop(self, finally_run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Cancel what still runs, wait for it to end, run a last coroutine and end the thread."""
         with self._lock:
             loop, thread = self._loop, self._thread
-            self._loop = self._thread = None
+            self._loop, self._thread, self._stopped = None, None, True
         if loop is None or thread is None:
             return
         asyncio.run_coroutine_threadsafe(_cancel_all(finally_run), loop).result()

@@ -9,7 +9,8 @@ Any object with a `correct` method is a corrector. These further members are use
 | `metrics() -> dict[str, float]` | logged every update |
 | `state_dict()`, `load_state_dict(state)` | plain JSON values that a resumed run continues from |
 | `exhausted: bool` | the budget is spent and the run should stop, with a checkpoint |
-| `close()` | corrections under way come back as failed at once; a later call may start anew |
+| `close()` | corrections under way come back as failed at once, and so does what is asked from now on … |
+| `reopen()` | … until this is called, as every rollout does when it starts |
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ FailureKind = Literal[
 FAILURE_KINDS: tuple[str, ...] = get_args(FailureKind)
 
 
+FALLBACK = "fallback: "
+"""How the source of an answer starts that another corrector gave after the budget was spent."""
+
+
 class BudgetExhausted(RuntimeError):
     """The corrector's budget is spent and its owner wants the run to stop; the trainer saves and ends cleanly."""
 
@@ -50,7 +55,7 @@ class Corrector(Protocol):
 
     Called off the main thread and from several threads at once, one call per vector step; the limit on requests in
     flight lives in here. What goes wrong with one request is that request's `failed` correction, never an exception:
-    only `BudgetExhausted` may be raised.
+    only `BudgetExhausted` may be raised, and what ends the run because no request could ever succeed (a rejected key).
     """
 
     def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]: ...
@@ -144,6 +149,9 @@ class CorrectorWrapper:
 
     def close(self) -> None:
         self._pass_on("close")
+
+    def reopen(self) -> None:
+        self._pass_on("reopen")
 
     def _pass_on(self, name: str, *arguments: Any) -> Any:
         method = getattr(self.corrector, name, None)

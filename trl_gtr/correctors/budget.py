@@ -24,6 +24,11 @@ PRICES: Mapping[str, tuple[float, float]] = {
 }
 
 
+def picture_tokens(model: str) -> int:
+    """What a picture of up to 512 × 512 pixels may cost: gpt-4o-mini counts 2833 + 5667, others below 1500."""
+    return 8500 if "4o-mini" in model else 1500
+
+
 def price_of(model: str) -> tuple[float, float] | None:
     """The listed price of a model, with or without its date (`gpt-4o-2024-08-06`); `None` if it isn't listed."""
     return PRICES.get(model) or PRICES.get(re.sub(r"-\d{4}-\d{2}-\d{2}$", "", model))
@@ -68,9 +73,14 @@ class Budget:
         usd = (prompt_tokens * prompt_price + completion_tokens * completion_price) / 1e6
         return Usage(1, prompt_tokens, completion_tokens, usd)
 
-    def reserve(self, estimate: Usage) -> bool | None:
-        """`True`: reserved, `settle` it later. `None`: not while other calls are in flight. `False`: spent."""
+    def reserve(self, estimate: Usage, alone: bool = False) -> bool | None:
+        """`True`: reserved, `settle` it later. `None`: not while other calls are in flight. `False`: spent.
+
+        With `alone` never beside another call, where tokens or dollars are limited.
+        """
         with self._lock:
+            if alone and self._reserved and (self.limits.tokens or self.limits.usd):
+                return None
             if self._fits(sum(self._reserved, self.spent) + estimate):
                 self._reserved.append(estimate)
                 return True

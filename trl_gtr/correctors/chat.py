@@ -21,8 +21,14 @@ from .budget import Budget
 
 logger = logging.getLogger(__name__)
 
+ResponseFormat = Literal["json_schema", "json_object", "text"]
+
 MAX_BODY = 1 << 20
 """Bytes; a chat answer is a few thousand."""
+MAX_NAME = 200
+"""Characters of a tool call's name or id."""
+MAX_TOKENS = 10**7
+"""No model counts more in one call; a server that says so isn't believed."""
 
 
 class ChatError(Exception):
@@ -56,26 +62,23 @@ class Reply:
 class Features:
     """What is asked of the server beyond plain chat. Dropped one by one when it rejects them."""
 
-    response_format: Literal["json_schema", "json_object", "text"] = "json_schema"
+    response_format: ResponseFormat = "json_schema"
     native_tools: bool = True
     token_limit: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     temperature: bool = True
 
-    def without(self, complaint: str, uses_tools: bool) -> Features | None:
-        """What to ask for after a 400 with this text; `None` if nothing is left to drop."""
+    def without(self, complaint: str, body: Mapping[str, Any]) -> Features | None:
+        """What to ask for after a 400 with this text; `None` if it names nothing that can be dropped."""
         complaint = complaint.lower()
-        if "temperature" in complaint and self.temperature:
+        if "temperature" in complaint and "temperature" in body:
             return replace(self, temperature=False)
-        if "max_completion_tokens" in complaint and self.token_limit == "max_tokens":
+        if ("max_tokens" in complaint or "max_completion_tokens" in complaint) and "max_tokens" in body:
             return replace(self, token_limit="max_completion_tokens")
-        if "tool" in complaint and uses_tools and self.native_tools:
+        if "tool" in complaint and "tools" in body:
             return replace(self, native_tools=False)
-        if self.response_format == "json_schema":
-            return replace(self, response_format="json_object")
-        if self.response_format == "json_object":
-            return replace(self, response_format="text")
-        if uses_tools and self.native_tools:
-            return replace(self, native_tools=False)
+        if any(word in complaint for word in ("response_format", "schema", "json")) and "response_format" in body:
+            plainer: ResponseFormat = "json_object" if body["response_format"]["type"] == "json_schema" else "text"
+            return replace(self, response_format=plainer)
         return None
 
 
@@ -85,8 +88,12 @@ class Meter:
 
     deadline: float
     """`time.monotonic()` at which it must have ended."""
+    features: Features
+    """What this correction asks of the server."""
     usage: Usage = field(default_factory=Usage)
     retries: int = 0
+    dropped: bool = False
+    """A feature was dropped on the server's complaint; whether that helps is not known yet."""
 
     def remaining(self) -> float:
         return self.deadline - time.monotonic()
@@ -98,6 +105,7 @@ class ChatClient:
     Args:
         client: `AsyncOpenAI` or `AsyncAzureOpenAI`, with its own retries off.
         max_length: Tokens of an answer.
+        picture_tokens: What a picture may cost, before the server has counted one.
         timeout: Seconds for one try, from connecting to the last byte.
         max_retries: Further tries after time-outs, lost connections, 408, 409, 429 and 5xx.
         delay: Seconds before the first retry; doubled for each further one, with jitter.
@@ -111,16 +119,19 @@ class ChatClient:
         model: str,
         temperature: float,
         max_length: int,
+        picture_tokens: int,
         timeout: float,
         max_retries: int,
         delay: float,
     ):
         self.client, self.budget, self.model = client, budget, model
-        self.temperature, self.max_length = temperature, max_length
+        self.temperature, self.max_length, self.picture_tokens = temperature, max_length, picture_tokens
         self.timeout, self.max_retries, self.first_delay = timeout, max_retries, delay
         self.features = Features()
         self._jitter = random.Random()
-        self._largest_prompt = 0
+        self.answered = False
+        """The server has answered at least once."""
+        self._largest_prompt = self._largest_excess = 0
         self._settled = asyncio.Condition()
 
     async def ask(
@@ -130,18 +141,23 @@ class ChatClient:
         tools: Sequence[Mapping[str, Any]],
         meter: Meter,
     ) -> Reply:
-        """The model's reply, or a `ChatError` once tries or time are used up."""
+        """The model's reply, or a `ChatError` once tries or time are used up.
+
+        Args:
+            schema: The shape of the reply; with it no tool may be called. `None` while the reply may be a tool call.
+        """
         tries = 0
         while True:
-            features = self.features
-            if tools and not features.native_tools:
-                raise ToolsUnsupported("rejected", "the server takes no tools")
+            body = self._body(meter.features, messages, schema, tools)
             try:
-                return await self._try(self._body(features, messages, schema, tools), meter)
+                reply = await self._try(body, meter)
+                self._learn(meter)
+                return reply
             except ChatError as error:
-                if error.kind == "rejected" and error.retry and self._drop(features, error, bool(tools)):
+                if error.kind == "rejected" and error.retry:
+                    self._drop(error, body, meter)
                     continue
-                if not error.retry or error.kind == "rejected" or tries >= self.max_retries:
+                if not error.retry or tries >= self.max_retries:
                     raise
                 delay = max(self._delay(tries), error.retry_after or 0.0)
                 if delay >= meter.remaining():
@@ -150,16 +166,22 @@ class ChatClient:
                 meter.retries += 1
                 await asyncio.sleep(delay)
 
-    def _drop(self, sent: Features, error: ChatError, uses_tools: bool) -> bool:
-        """After a 400: is there another form of the request to try? Learnt once for all that follow."""
-        if self.features != sent:
-            return True  # another request in flight has learnt it meanwhile
-        fewer = sent.without(error.detail, uses_tools)
+    def _drop(self, error: ChatError, body: Mapping[str, Any], meter: Meter) -> None:
+        """After a 400: ask for less, in this correction only, or give up. A step's own fault must not cost the others
+        their schema and tools."""
+        fewer = meter.features.without(error.detail, body)
         if fewer is None:
-            return False
-        logger.warning("the server rejects %s; going on with %s (%s)", sent, fewer, error.detail)
-        self.features = fewer
-        return True
+            raise error
+        meter.features, meter.dropped = fewer, True
+        if "tools" in body and not fewer.native_tools:
+            raise ToolsUnsupported("rejected", error.detail)
+
+    def _learn(self, meter: Meter) -> None:
+        """The server answered: what was dropped for that is dropped for all that follow."""
+        if meter.dropped and meter.features != self.features:
+            logger.warning("the server rejects %s; going on with %s", self.features, meter.features)
+            self.features = meter.features
+        meter.dropped = False
 
     def _delay(self, tries: int) -> float:
         return self.first_delay * 2**tries * self._jitter.uniform(0.5, 1.0)
@@ -178,15 +200,18 @@ class ChatClient:
         }
         if features.temperature:
             body["temperature"] = self.temperature
+        if tools:
+            body["tools"] = [{"type": "function", "function": tool} for tool in tools]
+            if schema is not None:
+                body["tool_choice"] = "none"
+        # Not while a tool may be called: servers that decode under a constraint could then never write the call.
         if features.response_format == "json_schema" and schema is not None:
             body["response_format"] = {
                 "type": "json_schema",
                 "json_schema": {"name": "judgement", "strict": True, "schema": schema},
             }
-        elif features.response_format != "text":
+        elif features.response_format != "text" and (schema is not None or not tools):
             body["response_format"] = {"type": "json_object"}
-        if tools:
-            body["tools"] = [{"type": "function", "function": tool} for tool in tools]
         return body
 
     async def _try(self, body: dict[str, Any], meter: Meter) -> Reply:
@@ -198,10 +223,12 @@ class ChatClient:
         actual = estimate  # what breaks off half-way may have been billed
         try:
             payload = await asyncio.wait_for(self._send(body, remaining), remaining)
+            self.answered = True
             reply, usage = read_reply(payload)
             if usage is not None:
                 actual = self.budget.cost(*usage)
                 self._largest_prompt = max(self._largest_prompt, usage[0])
+                self._largest_excess = max(self._largest_excess, usage[0] - _words(body))
             return reply
         except asyncio.TimeoutError:  # not the builtin one on Python 3.10
             raise ChatError("timeout", f"no answer within {remaining:.3g} s", retry=True) from None
@@ -216,7 +243,8 @@ class ChatClient:
 
     async def _reserve(self, estimate: Usage) -> None:
         while True:
-            reserved = self.budget.reserve(estimate)
+            # Until the server has counted a prompt estimates are guesses, so that the first call goes alone.
+            reserved = self.budget.reserve(estimate, alone=not self.answered)
             if reserved:
                 return
             if reserved is False:
@@ -225,15 +253,14 @@ class ChatClient:
                 await self._settled.wait()
 
     def _estimate(self, body: Mapping[str, Any]) -> Usage:
-        """At least what the call will cost: words at three bytes a token, and the largest prompt seen so far."""
-        text = sum(len(part.encode()) for message in body["messages"] for part in _texts(message))
-        # 1500 tokens cover the picture and the tools with most models.
-        prompt = max(text // 3 + 1500, int(1.25 * self._largest_prompt))
+        """At least what the call will cost: its words, and beside them the picture as the server has counted it so
+        far; never less than the largest prompt seen."""
+        beside = max(self.picture_tokens, self._largest_excess)
+        prompt = max(_words(body) + beside, int(1.25 * self._largest_prompt))
         return self.budget.cost(prompt, self.max_length)
 
     async def _send(self, body: dict[str, Any], timeout: float) -> str:
         """The body of a 200. Everything else is a `ChatError` or, where nothing can have been billed, unbilled."""
-        import httpx2
         import openai
 
         try:
@@ -242,31 +269,31 @@ class ChatClient:
             # longer than all the rest of a call.
             more = {key: value for key, value in body.items() if key != "model"}
             async with create(model=body["model"], messages=[], extra_body=more, timeout=timeout) as response:
-                payload = bytearray()
-                async for chunk in response.iter_bytes():
-                    payload += chunk
-                    if len(payload) > MAX_BODY:
-                        raise ChatError("unusable", f"the answer is longer than {MAX_BODY} bytes")
-                return self.redact(payload.decode(errors="replace"))
+                return self.redact(await _read_body(response))
         except openai.APIStatusError as error:
             raise UnbilledError(self.status_error(error)) from None
-        except (openai.APITimeoutError, httpx2.TimeoutException):
+        except openai.APITimeoutError:
             raise ChatError("timeout", f"no answer within {timeout:.3g} s", retry=True) from None
         except openai.APIConnectionError as error:
             cause = type(error.__cause__).__name__ if error.__cause__ else "no connection"
             reason = ChatError("connection", cause, retry=True)
             # A refused connection costs nothing; one that is lost later may.
-            raise (UnbilledError(reason) if isinstance(error.__cause__, httpx2.ConnectError) else reason) from None
-        except httpx2.TransportError as error:
-            raise ChatError("connection", type(error).__name__, retry=True) from None
+            raise (UnbilledError(reason) if cause == "ConnectError" else reason) from None
 
     def status_error(self, error: Any) -> ChatError:
         """An HTTP error as ours, its text without the key."""
         status = error.status_code
-        detail = f"HTTP {status}: {self.redact(_complaint(error.body))}"
+        code, param = getattr(error, "code", None), getattr(error, "param", None)
+        words = _complaint(error.body) + (f" ({param})" if param else "")
+        detail = f"HTTP {status}: {self.redact(words)}"
+        if code == "content_filter":
+            return ChatError("refused", detail)
         if status in (400, 422):
-            return ChatError("rejected", detail, retry=True)
-        if status == 429 and getattr(error, "code", None) == "insufficient_quota":
+            too_long = code == "context_length_exceeded" or "context length" in words.lower()
+            return ChatError("rejected", detail, retry=not too_long)
+        if status == 401 and not self.answered:
+            return KeyRejected("rejected", detail)
+        if status == 429 and code == "insufficient_quota":
             return ChatError("server", detail)
         if status in (408, 409, 429) or status >= 500:
             return ChatError("server", detail, retry=True, retry_after=_retry_after(error.response.headers))
@@ -288,8 +315,27 @@ class UnbilledError(Exception):
         self.reason = reason
 
 
+class KeyRejected(ChatError):
+    """HTTP 401 to a server's very first call: no later one would fare better."""
+
+
 class ToolsUnsupported(ChatError):
     """The server takes no tools: the question must be put again with the tools described in words."""
+
+
+async def _read_body(response: Any) -> str:
+    payload = bytearray()
+    try:
+        async for chunk in response.iter_bytes():
+            payload += chunk
+            if len(payload) > MAX_BODY:
+                raise ChatError("unusable", f"the answer is longer than {MAX_BODY} bytes")
+    except ChatError:
+        raise
+    except Exception as error:  # of the HTTP library; which one that is the openai package decides
+        name = type(error).__name__
+        raise ChatError("timeout" if "Timeout" in name else "connection", name, retry=True) from None
+    return payload.decode(errors="replace")
 
 
 def read_reply(payload: str) -> tuple[Reply, tuple[int, int] | None]:
@@ -299,7 +345,11 @@ def read_reply(payload: str) -> tuple[Reply, tuple[int, int] | None]:
         choice = body["choices"][0]
         message = choice["message"]
         calls = tuple(
-            ToolCall(str(call["id"]), str(call["function"]["name"]), str(call["function"]["arguments"]))
+            ToolCall(
+                _whole(str(call["id"]))[:MAX_NAME],
+                _whole(str(call["function"]["name"]))[:MAX_NAME],
+                _whole(str(call["function"]["arguments"])),
+            )
             for call in message.get("tool_calls") or ()
         )
         content, refusal = message.get("content"), message.get("refusal")
@@ -312,7 +362,13 @@ def read_reply(payload: str) -> tuple[Reply, tuple[int, int] | None]:
         content, problem = "", "its content is no text"
     if choice.get("finish_reason") == "content_filter" and not refusal:
         refusal = "content filter"
-    return Reply(content, calls, str(refusal)[:200] if refusal else None, problem), _tokens(body.get("usage"))
+    refusal = _whole(str(refusal))[:200] if refusal else None
+    return Reply(_whole(content), calls, refusal, problem), _tokens(body.get("usage"))
+
+
+def _whole(text: str) -> str:
+    """Without half characters (lone surrogates), which JSON can spell and nothing else can write."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _tokens(usage: Any) -> tuple[int, int] | None:
@@ -321,15 +377,21 @@ def _tokens(usage: Any) -> tuple[int, int] | None:
         return None
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
     if isinstance(prompt, int) and isinstance(completion, int) and min(prompt, completion) >= 0:
-        return prompt, completion
+        return (prompt, completion) if max(prompt, completion) <= MAX_TOKENS else None
     return None
 
 
-def _texts(message: Mapping[str, Any]) -> list[str]:
-    content = message.get("content") or ""
-    if isinstance(content, str):
-        return [content]
-    return [part["text"] for part in content if part["type"] == "text"]
+def _words(value: Any) -> int:
+    """Tokens of a request's words, schema and tools, at three bytes a token; pictures don't count."""
+
+    def size(value: Any) -> int:
+        if isinstance(value, str):
+            return 0 if value.startswith("data:") else len(value.encode("utf-8", "replace")) + 2
+        if isinstance(value, Mapping):
+            return sum(size(key) + size(entry) for key, entry in value.items())
+        return sum(map(size, value)) if isinstance(value, list | tuple) else 4
+
+    return size(value) // 3
 
 
 def _complaint(body: Any) -> str:

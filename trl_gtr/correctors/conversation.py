@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..types import Correction, CorrectionRequest
-from .answers import AnswerProblem, parse_answer, read_object
+from .answers import AnswerProblem, no_constant, parse_answer, read_object
 from .base import failed
 from .chat import Reply, ToolCall
 from .questions import answer_schema, instructions, question
@@ -56,15 +56,14 @@ class Conversation:
 
     @property
     def schema(self) -> dict[str, Any] | None:
-        """The shape of the next reply; `None` while it may also be a tool call in words."""
-        if self.tools_in_words and self.tool_rounds_left:
-            return None
-        return answer_schema(self.request.task)
+        """The shape of the next reply; `None` while it may also be a tool call."""
+        return None if self.tool_rounds_left else answer_schema(self.request.task)
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """The tools to offer with the next message, as function descriptions."""
-        if self.tools_in_words or self.tool_rounds_left == 0:
+        """The tools, as function descriptions. They may be called while `schema` is `None`; afterwards they only
+        explain the calls in `messages`."""
+        if self.tools_in_words:
             return []
         return [
             {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
@@ -85,6 +84,7 @@ class Conversation:
             if self.repairs_left == 0:
                 return failed("unusable", str(problem)[:300])
             self.repairs_left -= 1
+            self.tool_rounds_left = 0  # the repair is bound to the schema
             self._say("assistant", reply.content[:MAX_TOOL_ANSWER] or "(nothing)")
             self._say("user", f"That answer can't be used: {problem}. Answer again, with the JSON object only.")
             return None
@@ -118,7 +118,7 @@ class Conversation:
         self.messages.append(
             {
                 "role": "assistant",
-                "content": reply.content or None,
+                "content": reply.content[:MAX_TOOL_ANSWER] or None,
                 "tool_calls": [
                     {
                         "id": call.id,
@@ -154,8 +154,9 @@ class Conversation:
 
 def _repeatable(arguments: str) -> str:
     """A call's arguments as the history may repeat them: servers read them again and reject what is no JSON."""
-    try:
-        read_object(arguments[: MAX_ARGUMENTS + 1])
-    except AnswerProblem:
+    if len(arguments) > MAX_ARGUMENTS:
         return "{}"
-    return arguments
+    try:
+        return arguments if isinstance(json.loads(arguments, parse_constant=no_constant), dict) else "{}"
+    except (ValueError, RecursionError):
+        return "{}"

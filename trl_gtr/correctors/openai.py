@@ -9,8 +9,8 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import replace
+from concurrent.futures import CancelledError, Future
+from dataclasses import asdict, replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -19,9 +19,9 @@ from PIL import Image
 
 from ..types import Correction, CorrectionRequest
 from .audit import is_true
-from .base import BudgetExhausted, Corrector, failed, failure_kind
-from .budget import Budget, Limits, price_of
-from .chat import ChatClient
+from .base import FALLBACK, BudgetExhausted, Corrector, CorrectorWrapper, failed, failure_kind
+from .budget import Budget, Limits, picture_tokens, price_of
+from .chat import ChatClient, KeyRejected
 from .questions import VERSION
 from .session import Session
 
@@ -92,11 +92,12 @@ class OpenAICorrector:
         self.when_spent, self.verify_with_truth = when_spent, verify_with_truth
         self.budget = Budget(Limits(max_calls, max_tokens, max_usd).per_process(), prices)
         self._counts: Counter[str] = Counter(retries=0, repairs=0, shared=0)
-        self._spent = False
+        self._spent = self._closed = False
         self._lock = threading.Lock()
         self._session: Session | None = None
 
         sampling: dict[str, Any] = {"model": model, "temperature": temperature, "max_length": max_completion_length}
+        sampling["picture_tokens"] = picture_tokens(model)
         limits: dict[str, Any] = {"concurrency": concurrency, "deadline": deadline, "max_tool_rounds": max_tool_rounds}
 
         def new_session() -> Session:  # a closure and no attributes: the key stays out of every repr
@@ -107,11 +108,13 @@ class OpenAICorrector:
             return Session(chat, self._counts, **limits)
 
         self._new_session: Callable[[], Session] = new_session
-        address = str(self._open().chat.client.base_url)
-        self.server = urlsplit(address).netloc.rpartition("@")[2]  # a user name or key has no place in it
+        self._session = new_session()
+        address = urlsplit(self._session.chat.redact(str(self._session.chat.client.base_url)))
+        self.server = address.netloc.rpartition("@")[2]  # a user name or key has no place in it
         self.identity = (
-            f"{model} at {self.server}, temperature {temperature}, image size {image_size} {image_detail}, "
-            f"{max_tool_rounds} tool rounds, questions v{VERSION}" + (", verified" if verify_with_truth else "")
+            f"{model} at {self.server}{address.path}, temperature {temperature}, {max_completion_length} tokens, "
+            f"image size {image_size} {image_detail}, {max_tool_rounds} tool rounds, questions v{VERSION}"
+            + (", verified" if verify_with_truth else "")
         )
 
     def __repr__(self) -> str:
@@ -122,28 +125,40 @@ class OpenAICorrector:
     @property
     def exhausted(self) -> bool:
         """The budget is spent and the run is to stop: every further call raises `BudgetExhausted`."""
-        return self._spent and self.when_spent == "stop"
+        return self._spent and (self.when_spent == "stop" or getattr(self.when_spent, "exhausted", False))
 
     def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
         if self.exhausted:
             raise BudgetExhausted(f"the corrector's budget is spent: {self._spent_words()}")
         session = self._open()
+        if session is None:
+            corrections = [failed("cancelled", "the corrector was closed; reopen() it to go on") for _ in requests]
+        else:
+            corrections = self._ask(session, requests)
+        corrections = [self._finish(*pair) for pair in zip(requests, corrections, strict=True)]
+        corrections = self._fall_back(requests, corrections)
+        for correction in corrections:
+            if not correction.source.startswith(FALLBACK):
+                self._count(correction)
+        return corrections
+
+    def _ask(self, session: Session, requests: Sequence[CorrectionRequest]) -> list[Correction]:
         futures: list[Future[Correction]] = []
         try:
             for request in requests:
                 part = self._image_part(request.image)  # here, not in the loop: drawing a PNG takes milliseconds
                 futures.append(session.submit(request, part))
-            corrections = [future.result() for future in futures]
-        except BaseException:
+            return [_result(future) for future in futures]
+        except KeyRejected:
+            raise ValueError(self._bad_key(401)) from None
+        finally:
             for future in futures:
-                future.cancel()
-            raise
-        corrections = [self._finish(*pair) for pair in zip(requests, corrections, strict=True)]
-        return self._fall_back(requests, corrections)
+                future.cancel()  # no effect on those that are done
 
-    def _open(self) -> Session:
+    def _open(self) -> Session | None:
+        """The connection, made anew after a `reopen`; `None` while closed."""
         with self._lock:
-            if self._session is None:
+            if self._session is None and not self._closed:
                 self._session = self._new_session()
             return self._session
 
@@ -152,11 +167,10 @@ class OpenAICorrector:
         return {"type": "image_url", "image_url": {"url": url, "detail": self.image_detail}}
 
     def _finish(self, request: CorrectionRequest, correction: Correction) -> Correction:
-        """Sign and count an answer, and hold it against the truth if that is wanted."""
+        """Sign an answer, and hold it against the truth if that is wanted."""
         if self.verify_with_truth and correction.verdict != "failed" and not is_true(correction, request):
             reason = "the task's hidden truth contradicts the answer"
             correction = failed("untrue", reason, usage=correction.usage, latency=correction.latency)
-        self._count(correction)
         return replace(correction, source=self.identity)
 
     def _fall_back(self, requests: Sequence[CorrectionRequest], corrections: list[Correction]) -> list[Correction]:
@@ -168,12 +182,20 @@ class OpenAICorrector:
             first, self._spent = not self._spent, True
         if first:
             logger.warning("the corrector's budget is spent (%s); %s", self._spent_words(), self._after())
-        if not isinstance(self.when_spent, Corrector):
+        if self._fallback is None:
             return corrections
-        others = self.when_spent.correct([requests[i] for i in unpaid])
+        try:
+            others = self._fallback.correct([requests[i] for i in unpaid])
+        except BudgetExhausted:
+            return corrections  # what was paid for before stays; `exhausted` ends the run
         for i, other in zip(unpaid, others, strict=True):
-            corrections[i] = replace(other, source=f"fallback: {other.source}")
+            corrections[i] = replace(other, source=f"{FALLBACK}{other.source}")
         return corrections
+
+    @property
+    def _fallback(self) -> CorrectorWrapper | None:
+        """Who takes over, its optional members safe to call."""
+        return CorrectorWrapper(self.when_spent) if isinstance(self.when_spent, Corrector) else None
 
     # -- keeping count ---------------------------------------------------------------------------------------------
 
@@ -202,19 +224,36 @@ class OpenAICorrector:
         with self._lock:
             values = {f"corrector/{name}": float(count) for name, count in self._counts.items()}
         values |= self.budget.metrics()
+        if self._fallback is not None:
+            others = self._fallback.metrics()
+            values |= {f"corrector/fallback_{name.removeprefix('corrector/')}": n for name, n in others.items()}
         if self.verify_with_truth:
             values["corrector/verified_with_truth"] = 1.0
         return values
 
     def state_dict(self) -> dict[str, Any]:
         with self._lock:
-            return {"spent": self.budget.state_dict(), "counts": dict(self._counts)}
+            state = {
+                "spent": self.budget.state_dict(),
+                "counts": dict(self._counts),
+                "spent_limits": asdict(self.budget.limits) if self._spent else None,
+            }
+        return state | {"fallback": self._fallback.state_dict() if self._fallback is not None else {}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        with self._lock:
-            self.budget.load_state_dict(state["spent"])
-            self._counts.clear()  # in place: the session adds to it
-            self._counts.update({name: int(count) for name, count in state["counts"].items()})
+        try:
+            spent, counts = dict(state["spent"]), {name: int(count) for name, count in state["counts"].items()}
+            with self._lock:
+                self.budget.load_state_dict(spent)
+                self._counts.clear()  # in place: the session adds to it
+                self._counts.update(counts)
+                # With other limits than those that were spent there may be something left.
+                self._spent = state.get("spent_limits") == asdict(self.budget.limits)
+        except (LookupError, TypeError, ValueError, AttributeError):
+            logger.warning("the checkpoint is of a run with another corrector; the budget is counted from 0")
+            return
+        if self._fallback is not None:
+            self._fallback.load_state_dict(state.get("fallback") or {})
 
     # -- start and end ---------------------------------------------------------------------------------------------
 
@@ -226,14 +265,15 @@ class OpenAICorrector:
             logger.warning("verify_with_truth is on: the hidden truth filters the corrector's answers")
         import openai
 
+        if self._fallback is not None:
+            self._fallback.check(task)
+        self.reopen()
+        session = self._open()
+        assert session is not None
         try:
-            known = self._open().list_models()
+            known = session.list_models()
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
-            names = "AZURE_OPENAI_API_KEY" if self.azure else "OPENAI_API_KEY"
-            raise ValueError(
-                f"{self.server} rejects the key (HTTP {error.status_code}): set {names} or pass api_key=. "
-                "Nothing was spent."
-            ) from None
+            raise ValueError(self._bad_key(error.status_code)) from None
         except openai.APIStatusError as error:
             logger.info("%s lists no models (HTTP %s); going on", self.server, error.status_code)
             return
@@ -242,12 +282,33 @@ class OpenAICorrector:
         if known and not self.azure and self.model not in known:
             logger.warning("%s doesn't list a model %r; it lists %s", self.server, self.model, ", ".join(known[:10]))
 
+    def _bad_key(self, status: int) -> str:
+        names = "AZURE_OPENAI_API_KEY" if self.azure else "OPENAI_API_KEY"
+        return f"{self.server} rejects the key (HTTP {status}): set {names} or pass api_key=. Nothing was spent."
+
     def close(self) -> None:
-        """End what is under way: it comes back as failed, cancelled. A later call connects anew."""
+        """End what is under way: it comes back as failed, cancelled. Nothing is sent any more until `reopen`: a thread
+        that is just about to ask must not connect anew after an interrupt."""
         with self._lock:
-            session, self._session = self._session, None
+            session, self._session, self._closed = self._session, None, True
         if session is not None:
             session.close()
+        if self._fallback is not None:
+            self._fallback.close()
+
+    def reopen(self) -> None:
+        """Take requests again after `close`."""
+        with self._lock:
+            self._closed = False
+        if self._fallback is not None:
+            self._fallback.reopen()
+
+
+def _result(future: Future[Correction]) -> Correction:
+    try:
+        return future.result()
+    except CancelledError:  # never begun, because the connection was closed
+        return failed("cancelled", "the run ended")
 
 
 def _check_options(model: str, max_usd: float | None, prices: Any, when_spent: Any) -> None:

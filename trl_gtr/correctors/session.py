@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import time
+import traceback
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ..types import Correction, CorrectionRequest, Usage
 from .background import BackgroundLoop
 from .base import failed, request_digest
 from .breaker import Breaker
-from .chat import ChatClient, ChatError, Meter, ToolsUnsupported
+from .chat import ChatClient, ChatError, KeyRejected, Meter, ToolsUnsupported
 from .conversation import Conversation
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -44,26 +50,24 @@ class Session:
         self._slots = asyncio.Semaphore(concurrency)
         self._breaker = Breaker(failures=max(8, concurrency))
         self._flights: dict[str, _Flight] = {}
+        self._reported = False
 
     def submit(self, request: CorrectionRequest, image_part: Mapping[str, Any]) -> Future[Correction]:
-        if self.closed:
-            done: Future[Correction] = Future()
-            done.set_result(failed("cancelled", "the run ended"))
-            return done
-        return self._background.submit(self._join(request_digest(request), request, image_part))
+        """Cancelled at once if the session is closed, and comes back as failed, cancelled, if it closes meanwhile."""
+        return self._background.submit(self._join, request_digest(request), request, image_part)
 
     def list_models(self) -> list[str]:
-        """The names of the server's models; costs nothing."""
+        """The names of the server's models, as far as it tells them; costs nothing."""
 
-        async def names() -> list[str]:
-            page = await asyncio.wait_for(self.chat.client.models.list(), self.chat.timeout)
-            return [model.id for model in page.data or ()]
+        async def ask() -> str:
+            request = self.chat.client.models.with_raw_response.list()
+            return (await asyncio.wait_for(request, self.chat.timeout)).http_response.text
 
-        return self._background.submit(names()).result()
-
-    def waiting(self) -> int:
-        """How many callers wait for a correction."""
-        return sum(flight.waiting for flight in list(self._flights.values()))
+        text = self._background.submit(ask).result()
+        try:
+            return [model["id"] for model in json.loads(text)["data"] if isinstance(model["id"], str)]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            return []  # a web page, or a list of another kind: not every server keeps to the protocol here
 
     def close(self) -> None:
         """What is under way comes back as failed, cancelled; nothing is sent any more."""
@@ -73,13 +77,11 @@ class Session:
     async def _join(self, digest: str, request: CorrectionRequest, image_part: Mapping[str, Any]) -> Correction:
         """The correction, shared with identical requests that are under way: one of them is sent and pays."""
         started = time.perf_counter()
-        if self.closed:
-            return failed("cancelled", "the run ended")
         flight = self._flights.get(digest)
         first = flight is None
         if flight is None:
             flight = self._flights[digest] = _Flight(asyncio.ensure_future(self._correct(request, image_part)))
-            flight.task.add_done_callback(lambda _: self._flights.pop(digest, None))
+            flight.task.add_done_callback(partial(self._land, digest, flight))
         flight.waiting += 1
         try:
             correction = await asyncio.shield(flight.task)
@@ -91,19 +93,27 @@ class Session:
             flight.waiting -= 1
             if flight.waiting == 0:
                 flight.task.cancel()  # nobody wants it any more; no effect if it is done
+                self._land(digest, flight)  # who asks from now on must not join it
         self.counts["shared"] += not first
         usage = correction.usage if first else Usage()
         return replace(correction, usage=usage, latency=time.perf_counter() - started)
+
+    def _land(self, digest: str, flight: _Flight, _: object = None) -> None:
+        if self._flights.get(digest) is flight:
+            del self._flights[digest]
 
     async def _correct(self, request: CorrectionRequest, image_part: Mapping[str, Any]) -> Correction:
         async with self._slots:
             if not self._breaker.allows():
                 return failed("unavailable", "the server has failed many times in a row")
-            meter = Meter(time.monotonic() + self.deadline)
+            meter = Meter(time.monotonic() + self.deadline, self.chat.features)
             try:
                 # The deadline again, for a conversation that hangs outside any single try.
                 correction = await asyncio.wait_for(self._talk(request, image_part, meter), self.deadline)
                 self._breaker.record(reached=True)
+            except KeyRejected:
+                self._breaker.abandon()
+                raise
             except ChatError as error:
                 if error.kind in ("timeout", "connection", "server", "rejected"):
                     self._breaker.record(reached=False)
@@ -113,20 +123,31 @@ class Session:
             except asyncio.TimeoutError:  # not the builtin one on Python 3.10
                 self._breaker.record(reached=False)
                 correction = failed("timeout", f"no correction within {self.deadline:.3g} s")
-            except BaseException:
+            except asyncio.CancelledError:
                 self._breaker.abandon()
                 raise
+            except Exception as error:  # a fault of ours; one step's answer must not end the run
+                self._breaker.abandon()
+                self._report(error)
+                correction = failed("unusable", type(error).__name__)
             finally:
                 self.counts["retries"] += meter.retries
         return replace(correction, usage=meter.usage)
 
+    def _report(self, error: Exception) -> None:
+        """Once, whole, and without the key: it is to be found and mended."""
+        if not self._reported:
+            trace = self.chat.redact("".join(traceback.format_exception(error)))
+            logger.error("an answer could not be handled; further ones are only counted\n%s", trace)
+        self._reported = True
+
     async def _talk(self, request: CorrectionRequest, image_part: Mapping[str, Any], meter: Meter) -> Correction:
-        conversation = self._conversation(request, image_part)
+        conversation = self._conversation(request, image_part, meter)
         while True:
             try:
                 reply = await self.chat.ask(conversation.messages, conversation.schema, conversation.tools, meter)
             except ToolsUnsupported:
-                conversation = self._conversation(request, image_part)
+                conversation = self._conversation(request, image_part, meter)
                 continue
             repairs = conversation.repairs_left
             correction = conversation.hear(reply)
@@ -134,6 +155,6 @@ class Session:
             if correction is not None:
                 return correction
 
-    def _conversation(self, request: CorrectionRequest, image_part: Mapping[str, Any]) -> Conversation:
-        in_words = not self.chat.features.native_tools
+    def _conversation(self, request: CorrectionRequest, image_part: Mapping[str, Any], meter: Meter) -> Conversation:
+        in_words = not meter.features.native_tools
         return Conversation(request, image_part, tools_in_words=in_words, max_tool_rounds=self.max_tool_rounds)
