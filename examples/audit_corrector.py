@@ -75,7 +75,11 @@ def main() -> None:
         corrector = UnreliableCorrector(corrector, wrong=args.wrong, seed=args.seed)
     requests = spoil(sample_states(task, args.states, args.seed), args.seed)
     started = time.perf_counter()
-    answers = corrector.correct(requests)
+    try:
+        answers = corrector.correct(requests)
+    finally:
+        if hasattr(corrector, "close"):
+            corrector.close()
     seconds = time.perf_counter() - started
     found = report(grade(*pair) for pair in zip(answers, requests, strict=True))
     usage = sum((answer.usage for answer in answers), Usage())

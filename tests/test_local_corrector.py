@@ -100,6 +100,8 @@ def test_close_ends_after_the_batch(local: LocalCorrector) -> None:
     answers = local.correct([WRONG, RIGHT])
     assert [failure_kind(answer) for answer in answers] == ["cancelled"] * 2
     script.generate = first  # type: ignore[method-assign]
+    assert failure_kind(local.correct([RIGHT])[0]) == "cancelled"
+    local.reopen()
     assert local.correct([RIGHT])[0].verdict == "right"
 
 

@@ -6,10 +6,10 @@ import hashlib
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..types import Correction, CorrectionRequest
+from ..types import Correction, CorrectionRequest, Response
 from .answers import judge_parts
 from .base import Corrector, CorrectorWrapper, request_digest
 
@@ -18,15 +18,24 @@ def is_true(correction: Correction, request: CorrectionRequest) -> bool:
     """Does the hidden truth agree with an answer? A failed correction says nothing and is not true."""
     task, info = request.task, request.info
     if correction.verdict == "right":
-        return all(task.judge(request.response, info).values())
+        response = replace(request.response, action=correction.action or request.response.action)
+        return all(task.judge(request.response, info).values()) and _acts_right(response, request)
     if correction.verdict == "unsolvable":
         return not task.solvable(info)
     if correction.verdict == "corrected" and correction.thought is not None:
         legal = task.legal_actions(info)
         action = correction.action
-        text = task.format.render(correction.thought, legal[0] if action is None else action)
-        return all(judge_parts(task.format.parse(text), action, info, request).values())
+        corrected = task.format.parse(task.format.render(correction.thought, legal[0] if action is None else action))
+        true = all(judge_parts(corrected, action, info, request).values())
+        return true and (action is None or _acts_right(corrected, request))
     return False
+
+
+def _acts_right(response: Response, request: CorrectionRequest) -> bool:
+    """Is the action the one that the expert takes from this thought? Not every judge looks at the action."""
+    task, info = request.task, request.info
+    expert = task.expert(info, hint=response)
+    return expert is None or task.to_env_action(response, info) == task.to_env_action(expert, info)
 
 
 @dataclass(frozen=True)
@@ -34,18 +43,21 @@ class Grade:
     """One answer against the truth."""
 
     wrong: bool
-    """The agent's thought is wrong, so that it needs a correction."""
+    """The agent's thought or action is wrong, so that it needs a correction."""
     changed: bool
-    """The corrector gave another thought or called the state unsolvable."""
+    """The corrector gave another thought or action, or called the state unsolvable."""
     true: bool
     """What the corrector said is true."""
     failed: bool
 
 
 def grade(correction: Correction, request: CorrectionRequest) -> Grade:
-    wrong = not all(request.task.judge(request.response, request.info).values())
+    response = request.response
+    right = all(request.task.judge(response, request.info).values()) and _acts_right(response, request)
     changed = correction.verdict in ("corrected", "unsolvable")
-    return Grade(wrong, changed, is_true(correction, request), correction.verdict == "failed")
+    if correction.verdict == "right" and correction.action is not None:
+        changed = correction.action != response.action  # the expert on Blackjack: right reading, another action
+    return Grade(not right, changed, is_true(correction, request), correction.verdict == "failed")
 
 
 @dataclass(frozen=True)
@@ -119,7 +131,7 @@ class AuditedCorrector(CorrectorWrapper):
         self._lock = threading.Lock()
 
     def check(self, task: Any) -> None:
-        for name in ("judge", "solvable"):
+        for name in ("judge", "solvable", "expert"):
             if not callable(getattr(task, name, None)):
                 raise ValueError(f"task {task.name!r} has no {name}(), so its corrector can't be audited")
         super().check(task)

@@ -20,9 +20,21 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ..types import Correction, CorrectionRequest, Usage, Verdict
-from .base import Corrector, CorrectorWrapper, failed, failure_kind, identity_of, request_digest
+from .base import (
+    FALLBACK,
+    BudgetExhausted,
+    Corrector,
+    CorrectorWrapper,
+    failed,
+    failure_kind,
+    identity_of,
+    request_digest,
+)
 
 logger = logging.getLogger(__name__)
+
+OF_THE_RUN = ("budget", "cancelled", "unavailable", "connection", "server")
+"""Kinds of failures that say nothing of the step."""
 
 
 class CacheMiss(LookupError):
@@ -77,7 +89,8 @@ class CachedCorrector(CorrectorWrapper):
 
     A rerun with the same seed makes no call and gets the same answers, failures included. An answer that came too late
     or was unusable is thus kept as failed; with `retry_failed=True` it is asked for again. What failed for reasons of
-    the run rather than of the step (budget, end of the run) and what a fallback answered is never kept.
+    the run rather than of the step (budget, end of the run, a server that was down) and what a fallback answered is
+    never kept.
     """
 
     def __init__(self, corrector: Corrector, directory: str | os.PathLike[str], *, retry_failed: bool = False):
@@ -87,6 +100,7 @@ class CachedCorrector(CorrectorWrapper):
         self._pending: dict[str, Future[Correction]] = {}
         self._lock = threading.Lock()
         self._hits = self._misses = 0
+        self._warned = False
 
     def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
         digests = [request_digest(request) for request in requests]
@@ -106,7 +120,12 @@ class CachedCorrector(CorrectorWrapper):
                 shared[digest] = self._pending[digest]
             self._misses += len(mine)
             self._hits += len(requests) - len(mine)
-        paid = self._ask(mine)
+        try:
+            paid = self._ask(mine)
+        except BudgetExhausted as spent:
+            if len(mine) == len(known):
+                raise
+            paid = {digest: failed("budget", str(spent)) for digest in mine}  # what is known costs nothing
         answers = []
         for digest in digests:
             if digest in paid:
@@ -129,8 +148,8 @@ class CachedCorrector(CorrectorWrapper):
             asked = self.corrector.correct(list(requests.values()))
             answers = dict(zip(requests, asked, strict=True))
             for digest, answer in answers.items():
-                if failure_kind(answer) not in ("budget", "cancelled") and not answer.source.startswith("fallback:"):
-                    answers[digest] = self.store.put(digest, answer, replace_failed=self.retry_failed)
+                if failure_kind(answer) not in OF_THE_RUN and not answer.source.startswith(FALLBACK):
+                    answers[digest] = self._keep(digest, answer)
             return answers
         finally:
             # Also when asking raised: nobody may wait for ever.
@@ -138,6 +157,16 @@ class CachedCorrector(CorrectorWrapper):
                 futures = {digest: self._pending.pop(digest) for digest in requests}
             for digest, future in futures.items():
                 future.set_result(answers.get(digest) or failed("cancelled", "the call that it was part of broke off"))
+
+    def _keep(self, digest: str, answer: Correction) -> Correction:
+        """What is kept of an answer; a full disk costs the cache an answer and not the run."""
+        try:
+            return self.store.put(digest, answer, replace_failed=self.retry_failed)
+        except OSError as error:
+            if not self._warned:
+                logger.warning("answers can't be kept in %s (%s); going on without", self.store.folder, error)
+            self._warned = True
+            return answer
 
     def metrics(self) -> dict[str, float]:
         with self._lock:
@@ -186,6 +215,17 @@ def _from_json(values: Mapping[str, Any]) -> Correction:
     return Correction(**{**values, "usage": Usage(**values["usage"])})
 
 
+def _put_if_absent(temporary: str, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links; of two processes at the same moment the last one wins
+        if path.exists():
+            raise FileExistsError(path) from None
+        os.replace(temporary, path)
+
+
 def _write(path: Path, text: str, *, overwrite: bool = False) -> bool:
     """Whole or not at all, whoever else writes the same file. `False` if it is there already and stays."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
@@ -195,7 +235,7 @@ def _write(path: Path, text: str, *, overwrite: bool = False) -> bool:
         if overwrite:
             os.replace(temporary, path)
         else:
-            os.link(temporary, path)
+            _put_if_absent(temporary, path)
     except FileExistsError:
         return False
     finally:

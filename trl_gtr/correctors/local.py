@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from ..types import Correction, CorrectionRequest, Usage
+import numpy as np
+
+from ..types import Correction, CorrectionRequest, Generation, Usage
 from .base import failed, failure_kind
 from .chat import Reply
 from .conversation import Conversation
 from .questions import VERSION
 
+logger = logging.getLogger(__name__)
+
 
 class LocalCorrector:
     """Any Hugging Face vision-language model, asked in batches with the same questions and checks as over HTTP.
 
-    One batch runs at a time, beside the policy; a GPU of its own is best. At temperature 0 answers are deterministic;
-    above, they draw on torch's global generator and a rerun differs.
+    One batch runs at a time, beside the policy; a GPU of its own is best. Above temperature 0 answers are drawn with
+    random numbers of their own, which depend on what is asked alone: the policy's are left as they are.
 
     Args:
         model: Name or folder, or a loaded model (then give its `processor`). To use the policy's own frozen start,
@@ -60,11 +67,10 @@ class LocalCorrector:
         else:
             name = getattr(model.config, "_name_or_path", "") or type(model).__name__
         self.model, self.batch_size, self.max_tool_rounds = model.eval(), batch_size, max_tool_rounds
-        self.greedy = temperature == 0
+        self.temperature = temperature
         self._policy = VLMPolicy(
             model,
             processor,
-            temperature=temperature or 1.0,
             max_completion_length=max_completion_length,
             feature_cache_bytes=0,  # every question is new
         )
@@ -74,7 +80,8 @@ class LocalCorrector:
         )
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self._ends = 0
+        self._reported = False
+        self._closed = False
 
     def __repr__(self) -> str:
         return f"LocalCorrector({self.identity})"
@@ -85,13 +92,12 @@ class LocalCorrector:
 
     def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
         corrections: list[Correction] = []
-        ends = self._ends
         for start in range(0, len(requests), self.batch_size):
             with self._lock:
-                corrections += self._correct_batch(requests[start : start + self.batch_size], ends)
+                corrections += self._correct_batch(requests[start : start + self.batch_size])
         return corrections
 
-    def _correct_batch(self, requests: Sequence[CorrectionRequest], ends: int) -> list[Correction]:
+    def _correct_batch(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
         """All conversations of a batch go on together until each has ended."""
         started = time.perf_counter()
         talks = [
@@ -102,12 +108,17 @@ class LocalCorrector:
         usages = [Usage() for _ in requests]
         while len(done) < len(talks):
             open_ones = [i for i in range(len(talks)) if i not in done]
-            if self._ends > ends:
+            if self._closed:
                 done |= {i: failed("cancelled", "the run ended") for i in open_ones}
                 break
             prompts = [flatten(talks[i].messages) for i in open_ones]
             images = [requests[i].image for i in open_ones]
-            generations = self._policy.generate(self.model, prompts, images, greedy=self.greedy)
+            try:
+                generations = self._generate(prompts, images)
+            except Exception as error:  # mostly too little memory: these labels are lost, the run is not
+                self._report(error)
+                done |= {i: failed("unusable", f"{type(error).__name__} in generate") for i in open_ones}
+                break
             for i, generation in zip(open_ones, generations, strict=True):
                 usages[i] = usages[i] + Usage(calls=1, completion_tokens=len(generation.ids))
                 problem = "it was cut off at the length limit" if generation.hit_length_limit else None
@@ -122,6 +133,21 @@ class LocalCorrector:
             for answer, usage in zip(answers, usages, strict=True)
         ]
 
+    def _generate(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> list[Generation]:
+        if self.temperature == 0:
+            return self._policy.generate(self.model, prompts, images, greedy=True)
+        seed = hashlib.sha256("\0".join(prompts).encode("utf-8", "replace"))
+        for image in images:
+            seed.update(np.ascontiguousarray(image).tobytes())
+        with _own_dice(self.model, int.from_bytes(seed.digest()[:8], "big"), self.temperature):
+            return self._policy.generate(self.model, prompts, images, greedy=True)
+
+    def _report(self, error: Exception) -> None:
+        if not self._reported:
+            advice = "; lower batch_size or max_completion_length" if "memory" in str(error).lower() else ""
+            logger.error("the corrector's model failed%s; further failures are only counted", advice, exc_info=error)
+        self._reported = True
+
     def _count(self, answers: Sequence[Correction], usages: Sequence[Usage]) -> None:
         self._counts["calls"] += sum(usage.calls for usage in usages)
         self._counts["tokens"] += sum(usage.completion_tokens for usage in usages)
@@ -135,11 +161,39 @@ class LocalCorrector:
         return {"counts": dict(self._counts)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._counts = Counter({name: int(count) for name, count in state["counts"].items()})
+        try:
+            self._counts = Counter({name: int(count) for name, count in state["counts"].items()})
+        except (LookupError, TypeError, ValueError, AttributeError):
+            logger.warning("the checkpoint is of a run with another corrector; counts start from 0")
 
     def close(self) -> None:
-        """The batch under way is finished, the rest comes back as failed, cancelled. A later call starts anew."""
-        self._ends += 1
+        """The batch under way is finished; all else comes back as failed, cancelled, until `reopen`."""
+        self._closed = True
+
+    def reopen(self) -> None:
+        self._closed = False
+
+
+@contextmanager
+def _own_dice(model: Any, seed: int, temperature: float) -> Iterator[None]:
+    """Makes greedy decoding a sample: the largest of logits + temperature × Gumbel noise is one of softmax(logits /
+    temperature). The noise is drawn with a generator of its own; the global one is the policy's, in another thread."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+
+    def add_noise(module: Any, inputs: Any, output: Any) -> Any:
+        uniform = torch.rand(output.logits[:, -1].shape, generator=generator, dtype=torch.float64)
+        noise = -(-uniform.log()).log() * temperature
+        logits = output.logits[:, -1:].float()
+        output.logits = logits + noise[:, None].to(logits)
+        return output
+
+    hook = model.register_forward_hook(add_noise)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def flatten(messages: Sequence[Mapping[str, Any]]) -> str:

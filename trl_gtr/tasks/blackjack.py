@@ -141,6 +141,16 @@ class BlackjackTask:
     def to_env_action(self, response: Response, info: Mapping[str, Any]) -> int | None:
         return match_action(response.action, ACTIONS) if response.valid else None
 
+    def believed_info(self, fields: Mapping[str, Any], public_state: Mapping[str, Any]) -> dict[str, Any]:
+        """The hand that the thought reads, as a single card of its total."""
+        thoughts = str(fields.get("thoughts", ""))
+        total, dealer = read_total(thoughts), read_dealer(thoughts)
+        if total is None or not 4 <= total <= 21:
+            raise ValueError("the thought must name the player's total, from 4 to 21")
+        if dealer is None:
+            raise ValueError("the thought must name the card that the dealer shows")
+        return {"Player Card": [[total, "", ""]], "Dealer Card": [[dealer, "", ""]]}
+
     def judge(self, response: Response, info: Mapping[str, Any]) -> dict[str, bool]:
         """The player's total (either one, where an ace counts both ways) and the value of the dealer's shown card."""
         thoughts = response.fields.get("thoughts")
