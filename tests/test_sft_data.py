@@ -11,7 +11,8 @@ import pytest
 from datasets import load_from_disk
 from PIL import Image
 
-from trl_gtr import make_task, tiny_llava
+from trl_gtr import ExpertCorrector, GTRTrainer, make_task, tiny_llava
+from trl_gtr.config import GTRConfig
 from trl_gtr.sft_data import (
     corrections_dataset,
     make_sft_dataset,
@@ -193,6 +194,24 @@ def test_no_corrections_yet() -> None:
     _, processor = tiny_llava.build()
     with pytest.raises(ValueError, match="no corrections yet"):
         corrections_dataset(CorrectionBuffer(1), processor.tokenizer)
+
+
+def test_a_runs_corrections_are_whole_and_right_responses(tmp_path: Path) -> None:
+    args = GTRConfig(
+        output_dir=str(tmp_path), num_envs=4, rollout_steps=2, total_env_steps=8, per_device_train_batch_size=4,
+        clone_right_thoughts=True, use_cpu=True, report_to=[], save_strategy="no", gradient_checkpointing=False,
+        disable_tqdm=True, max_completion_length=64, temperature=1.0,
+    )  # fmt: skip
+    task = make_task("blackjack")
+    trainer = GTRTrainer("tiny", args, task=task, corrector=ExpertCorrector())
+    trainer.train()
+    data = trainer.corrections_dataset()
+    assert len(data) == len(trainer.buffer) > 0
+    for row in data:
+        parsed = task.format.parse(response(row))
+        assert parsed.valid
+        assert parsed.action in ("stand", "hit")
+        assert row["messages"][0]["content"][1]["text"].startswith("You are playing blackjack.")
 
 
 # --- through the trainer ------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ def save(model: Any, processor: Any, folder: str | Path) -> None:
     halves = {name: weight.detach().half() for name, weight in model.state_dict().items() if name != "lm_head.weight"}
     model.save_pretrained(folder, state_dict=halves)  # the LM head is the embedding: kept once
     processor.save_pretrained(folder)
+    (Path(folder) / "model.safetensors").chmod(0o644)  # safetensors writes it for its owner only
 
 
 __all__ = ["build", "load", "path", "save"]
