@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from rich.console import Console
 from rich.table import Table
-from trl import ModelConfig, TrlParser, get_kbit_device_map, get_peft_config, get_quantization_config
+from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from .config import GTRConfig
 from .correctors import CorrectorArguments
@@ -102,7 +103,8 @@ def load_model(model_args: ModelConfig) -> tuple[Any, Any, Any]:
         options["attn_implementation"] = model_args.attn_implementation
     quantization = get_quantization_config(model_args)
     if quantization is not None:
-        options |= {"quantization_config": quantization, "device_map": get_kbit_device_map()}
+        # Quantized weights can't be moved afterwards: each process loads them onto its own device.
+        options |= {"quantization_config": quantization, "device_map": {"": PartialState().local_process_index}}
     model, processor = load_policy(name, **options)
     peft_config = get_peft_config(model_args)
     if peft_config is not None and model_args.lora_target_modules is None:
