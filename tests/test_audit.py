@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from corrector_cases import no_answer, number_line_request, points_request, yes_
 
 from trl_gtr.correctors import AuditedCorrector, ExpertCorrector, UnreliableCorrector, audit, failed
 from trl_gtr.correctors.audit import Grade, grade, is_true, report
+from trl_gtr.tasks import make_task
 from trl_gtr.types import Correction, CorrectionRequest
 
 RIGHT = number_line_request(1, 4)
@@ -42,6 +44,34 @@ def test_unsolvable_is_true_where_nothing_can_be_won() -> None:
     hopeless = points_request(("A", "A", "A", "A"), "", aim="1+1+1+1", symbol="1", action="1")
     assert is_true(Correction("unsolvable"), hopeless)
     assert not is_true(Correction("unsolvable"), points_request())
+
+
+def blackjack_request(thoughts: str, action: str) -> CorrectionRequest:
+    """11 against a 6: hit."""
+    task = make_task("blackjack")
+    info = {"Dealer Card": [[6, "6", "H"], [10, "K", "S"]], "Player Card": [[5, "5", "H"], [6, "6", "S"]]}
+    response = task.format.respond({"thoughts": thoughts}, action)
+    return replace(RIGHT, task=task, info=info, response=response, public_state=task.public_state(info))
+
+
+def test_actions_are_graded_where_the_judge_looks_at_the_reading_only() -> None:
+    stands = blackjack_request("My total is 11 and the dealer shows 6, so I stand.", "stand")
+    hits = blackjack_request("My total is 11 and the dealer shows 6, so I hit.", "hit")
+    better = {"thoughts": "My total is 11 and the dealer shows 6, so I hit."}
+    missed = Grade(wrong=True, changed=False, true=False, failed=False)
+    helped = Grade(wrong=True, changed=True, true=True, failed=False)
+    cases = [
+        (Correction("right", action="stand"), stands, missed),
+        (Correction("right"), stands, missed),
+        (Correction("corrected", better, "hit"), stands, helped),
+        (Correction("corrected", better), stands, helped),
+        (Correction("corrected", better, "stand"), stands, Grade(True, True, False, False)),
+        (Correction("right", action="hit"), hits, Grade(False, False, True, False)),
+        (Correction("right", action="stand"), hits, Grade(False, True, False, False)),
+    ]
+    for answer, request, expected in cases:
+        assert grade(answer, request) == expected
+    assert (audit(ExpertCorrector(), [stands, hits]).recall, audit(ExpertCorrector(), [hits]).false_alarms) == (1, 0)
 
 
 def test_report_by_hand() -> None:

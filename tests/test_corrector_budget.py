@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from chat_server import ChatServer, hangs, says, status, waits
-from corrector_cases import number_line_request, yes_answer
+from corrector_cases import no_answer, number_line_request, yes_answer
 
 from trl_gtr.correctors import BudgetExhausted, ExpertCorrector, OpenAICorrector, failure_kind
 from trl_gtr.correctors.budget import Budget, Limits, price_of
-from trl_gtr.types import Usage
+from trl_gtr.correctors.chat import _words
+from trl_gtr.rollouts import RolloutCollector
+from trl_gtr.tasks.number_line import NumberLineTask
+from trl_gtr.types import Generation, Usage
 
 pytest.importorskip("openai")
 
@@ -25,8 +31,8 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made: list[OpenAICorrector] = []
 
     def build(server: ChatServer, **options: Any) -> OpenAICorrector:
-        options = {"max_retries": 0} | options
-        made.append(OpenAICorrector("test-model", base_url=server.url, api_key="sk-budget-tests", **options))
+        options = {"max_retries": 0, "model": "test-model"} | options
+        made.append(OpenAICorrector(base_url=server.url, api_key="sk-budget-tests", **options))
         return made[-1]
 
     yield build
@@ -120,6 +126,44 @@ def test_another_corrector_takes_over(make: Any) -> None:
     assert answers[1].source == "fallback: expert"
 
 
+def test_fallback_is_connected_in_full(make: Any) -> None:
+    """Its key is checked, its calls are logged and kept, it is closed, and it has a budget of its own."""
+    with ChatServer(says(yes_answer())) as server, ChatServer(says(yes_answer()), key="another") as locked:
+        with pytest.raises(ValueError, match="rejects the key"):
+            make(server, max_calls=1, when_spent=make(locked)).check(NumberLineTask())
+        second = make(server, max_calls=2)
+        corrector = make(server, max_calls=1, when_spent=second)
+        answers = corrector.correct(requests(5))
+        assert sorted(kinds(answers)) == ["budget", "budget", "right", "right", "right"]
+        metrics = corrector.metrics()
+        assert (metrics["corrector/calls"], metrics["corrector/fallback_calls"]) == (1, 2)
+        assert "corrector/failed_budget" not in metrics  # the first one's four were handed on …
+        assert metrics["corrector/fallback_failed_budget"] == 2  # … and two of them not paid by the other
+        assert corrector.exhausted
+        with pytest.raises(BudgetExhausted):
+            corrector.correct(requests(1))
+        state = json.loads(json.dumps(corrector.state_dict()))
+        resumed = make(server, max_calls=1, when_spent=make(server, max_calls=2))
+        resumed.load_state_dict(state)
+        assert resumed.exhausted
+        assert resumed.metrics()["corrector/fallback_calls"] == 2
+        corrector.close()
+        assert second._open() is None
+        corrector.reopen()
+        assert second._open() is not None
+
+
+def test_spent_fallback_keeps_the_answers_of_the_first(make: Any) -> None:
+    class Spent:
+        def correct(self, requests: Any) -> Any:
+            raise BudgetExhausted("nothing left")
+
+    with ChatServer(says(yes_answer())) as server:
+        corrector = make(server, max_calls=1, when_spent=Spent())
+        assert sorted(kinds(corrector.correct(requests(2)))) == ["budget", "right"]
+    assert corrector.metrics()["corrector/failed_budget"] == 1
+
+
 def test_usd_limit_is_never_exceeded_with_many_in_flight(make: Any) -> None:
     """A call costs 0.0012 USD (100 × 2 + 20 × 50 per million); 0.02 pay for 16 of them, estimates included."""
     with ChatServer(says(yes_answer())) as server:
@@ -132,6 +176,40 @@ def test_usd_limit_is_never_exceeded_with_many_in_flight(make: Any) -> None:
     assert metrics["corrector/usd_spent"] + metrics["corrector/usd_remaining"] == pytest.approx(0.02)
     assert metrics["corrector/usd_spent"] <= 0.02
     assert 8 <= paid <= 16
+
+
+@pytest.mark.parametrize("model", ["test-model", "gpt-4o-mini"])
+def test_limit_holds_where_pictures_cost_more_than_was_guessed(make: Any, model: str) -> None:
+    """gpt-4o-mini counts about 8500 tokens a picture; 50,000 pay for five such calls, many of which want to start."""
+
+    def slow(handler: Any, seen: Any) -> None:
+        time.sleep(0.1)
+        says(yes_answer(), usage=(8700, 60))(handler, seen)
+
+    with ChatServer(slow) as server:
+        corrector = make(server, model=model, max_tokens=50_000, when_spent="continue")
+        answers = corrector.correct(requests(12))
+    assert corrector.metrics()["corrector/tokens"] <= 50_000
+    assert 3 <= kinds(answers).count("right") <= 5
+
+
+def test_first_call_that_can_not_be_paid_is_not_made(make: Any) -> None:
+    with ChatServer(says(yes_answer(), usage=(8700, 60))) as server:
+        answers = make(server, model="gpt-4o-mini", max_tokens=9_000, when_spent="continue").correct(requests(2))
+        assert server.seen == []
+    assert kinds(answers) == ["budget", "budget"]
+
+
+def test_estimate_counts_schema_tools_and_calls() -> None:
+    words = {"messages": [{"role": "user", "content": "a" * 300}]}
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 10**6}}
+    for more in (
+        {"tools": [{"description": "a" * 3000}]},
+        {"response_format": {"json_schema": {"schema": {"required": ["a" * 3000]}}}},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "a" * 3300}}]}]},
+    ):
+        assert 1000 <= _words(words | more) - _words(words) < 1050
+    assert _words({"content": [picture]}) < 30
 
 
 def test_token_limit(make: Any) -> None:
@@ -160,6 +238,46 @@ def test_server_that_counts_no_tokens_is_charged_the_estimate(make: Any) -> None
         answer = make(server, prices=(1.0, 1.0)).correct(requests(1))[0]
     assert answer.verdict == "right"
     assert answer.usage.completion_tokens == 1024
+
+
+def test_rollout_in_which_the_budget_ends_says_so(make: Any) -> None:
+    """All calls are under way when it ends, so that none of them raises."""
+    numbers = itertools.count()
+
+    def generate(prompts: list[str], images: list[Any]) -> list[Generation]:
+        texts = [
+            f'{{"current number": 0, "target number": 2, "thoughts": "Try {next(numbers)}: +.", "action": "+"}}'
+            for _ in prompts
+        ]
+        return [Generation(np.zeros(1, np.int64), text) for text in texts]
+
+    go = threading.Event()
+    with ChatServer(waits(go, says(no_answer()))) as server:
+        corrector = make(server, max_calls=20)
+        collector = RolloutCollector(NumberLineTask(), generate, corrector, num_envs=8)
+        threading.Timer(0.5, go.set).start()
+        rollout = collector.collect(4)
+        answers = [answer for answer in rollout.corrections if answer is not None]
+        assert kinds(answers).count("budget") == 12
+        assert rollout.stop_reason == "the corrector's budget is spent"
+        state = json.loads(json.dumps(corrector.state_dict()))
+        for limits, exhausted in (({"max_calls": 20}, True), ({"max_calls": 40}, False), ({}, False)):
+            resumed = make(server, **limits)
+            resumed.load_state_dict(state)
+            assert resumed.exhausted is exhausted
+            assert resumed.metrics()["corrector/calls"] == 20
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"counts": {}}, {"spent": 3, "counts": []}, {"spent": {}, "counts": {"a": "b"}}]
+)
+def test_state_of_another_corrector_is_no_obstacle(make: Any, caplog: pytest.LogCaptureFixture, state: Any) -> None:
+    with ChatServer(says(yes_answer())) as server:
+        corrector = make(server, max_calls=3)
+        corrector.load_state_dict(state)
+        assert "of a run with another corrector" in caplog.text
+        assert corrector.correct(requests(1))[0].verdict == "right"
+    assert corrector.metrics()["corrector/calls_remaining"] == 2
 
 
 def test_what_was_spent_survives_a_resume(make: Any) -> None:

@@ -23,6 +23,7 @@ from trl_gtr.correctors import (
     failed,
     failure_kind,
 )
+from trl_gtr.correctors.base import request_digest
 from trl_gtr.types import Correction, CorrectionRequest, Usage
 
 
@@ -112,7 +113,11 @@ def test_failures_are_replayed_unless_a_retry_is_wanted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [failed("budget"), failed("cancelled"), Correction("right", source="fallback: expert")]
+    "answer",
+    [
+        *map(failed, ("budget", "cancelled", "unavailable", "connection", "server")),
+        Correction("right", source="fallback: expert"),
+    ],
 )
 def test_what_the_run_decided_is_not_kept(tmp_path: Path, answer: Correction) -> None:
     CachedCorrector(Counting(answer), tmp_path).correct(REQUESTS[:1])
@@ -130,6 +135,47 @@ def test_exception_of_the_corrector_passes_and_nobody_waits_for_ever(tmp_path: P
     for _ in range(2):
         with pytest.raises(BudgetExhausted):
             cached.correct(REQUESTS[:1])
+
+
+def test_spent_budget_leaves_what_is_known(tmp_path: Path) -> None:
+    CachedCorrector(Counting(), tmp_path).correct(REQUESTS[:1])
+
+    class Spent(Counting):
+        def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
+            raise BudgetExhausted("spent")
+
+    answers = CachedCorrector(Spent(), tmp_path).correct(REQUESTS[:2])
+    assert thoughts(answers) == ["answer 1", "budget: spent"]
+
+
+def test_file_systems_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_link(*_: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", no_link)
+    CachedCorrector(Counting(), tmp_path).correct(REQUESTS)
+    rerun = CachedCorrector(Counting(), tmp_path)
+    assert thoughts(rerun.correct(REQUESTS)) == [f"answer {i}" for i in range(1, 6)]
+    assert rerun.corrector.calls == 0  # type: ignore[attr-defined]
+    other = Counting(Correction("unsolvable", reason="later"))
+    digest = request_digest(REQUESTS[0])
+    assert rerun.store.put(digest, other.answers[0]).thought == {"thoughts": "answer 1"}  # the first one stays
+    assert list(tmp_path.rglob("*.tmp")) == []
+
+
+def test_full_disk_costs_the_cache_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.mkstemp", full)
+    assert thoughts(CachedCorrector(Counting(), tmp_path).correct(REQUESTS[:3])) == [
+        "answer 1",
+        "answer 2",
+        "answer 3",
+    ]
+    assert caplog.text.count("No space left on device") == 1
 
 
 def test_every_verdict_comes_back_as_it_was(tmp_path: Path) -> None:

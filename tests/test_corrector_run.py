@@ -91,6 +91,8 @@ def test_spent_budget_stops_the_run_and_a_resume_of_it(toy_checkpoint: str, tmp_
         richer.train(resume_from_checkpoint=True)
         assert richer.state.global_step == 3
         assert len(server.seen) > 20
+        for run in (trainer, resumed, richer):
+            run.corrector.close()
 
 
 def test_any_error_ends_what_is_under_way_and_the_trainer_can_go_on(toy_checkpoint: str, tmp_path: Path) -> None:
@@ -108,7 +110,7 @@ def test_any_error_ends_what_is_under_way_and_the_trainer_can_go_on(toy_checkpoi
         with pytest.raises(RuntimeError, match="broken on purpose"):
             trainer.train()
         until = time.monotonic() + 10
-        while any(thread.name.startswith("corrector") for thread in threading.enumerate()):
+        while any(thread.name.startswith("corrector_") for thread in threading.enumerate()):
             assert time.monotonic() < until, "threads of the interrupted rollout go on waiting"
             time.sleep(0.01)
         trainer.collector.generate = generate

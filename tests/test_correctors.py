@@ -6,7 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, astuple, replace
 from typing import Any
 
 import numpy as np
@@ -30,10 +30,12 @@ from trl_gtr.correctors import (
 from trl_gtr.correctors.answers import AnswerProblem, parse_answer
 from trl_gtr.correctors.base import request_digest
 from trl_gtr.correctors.breaker import Breaker
+from trl_gtr.correctors.budget import Budget, Limits
 from trl_gtr.correctors.chat import Reply, ToolCall, read_reply
 from trl_gtr.correctors.conversation import Conversation
 from trl_gtr.tasks import make_task
 from trl_gtr.tasks.number_line import NumberLineTask
+from trl_gtr.thought_format import Field, ThoughtFormat
 from trl_gtr.types import Correction
 
 # -- the expert ------------------------------------------------------------------------------------------------------
@@ -180,6 +182,75 @@ def test_answer_may_stand_in_fences_and_words() -> None:
     assert parse_answer(text, number_line_request(said=(2, 4))).verdict == "corrected"
 
 
+YES_NO = json.dumps(yes_answer()) + "\nWait, that is wrong. My final answer:\n" + json.dumps(no_answer())
+
+
+def test_a_draft_is_no_answer() -> None:
+    request = number_line_request(said=(2, 4))
+    for text in (YES_NO, f"```{json.dumps(no_answer())}``` {{"):
+        with pytest.raises(AnswerProblem, match="more than one JSON object"):
+            parse_answer(text, request)
+    final = json.dumps(no_answer())
+    for thinking in (f"<think>{YES_NO}</think>", f"{json.dumps(yes_answer())} no.</think>\n"):
+        assert parse_answer(thinking + final, request).verdict == "corrected"
+    with pytest.raises(AnswerProblem, match="in the middle of its thinking"):
+        parse_answer(f"<think>{final}", request)
+
+
+def blackjack(thoughts: str, action: str | None, evaluation: str = "NO") -> Correction:
+    """An answer about an agent that stands on 11 against a 6."""
+    task = make_task("blackjack")
+    info = {"Dealer Card": [[6, "6", "H"], [10, "K", "S"]], "Player Card": [[5, "5", "H"], [6, "6", "S"]]}
+    response = task.format.respond({"thoughts": "My total is 11 and the dealer shows 6, so I stand."}, "stand")
+    state = task.public_state(info)
+    request = replace(number_line_request(), task=task, info=info, response=response, public_state=state)
+    correction = {"thoughts": thoughts} if evaluation == "NO" else None
+    answer = {"totals": "", "choice": "", "evaluation": evaluation, "correction": correction, "right_action": action}
+    return parse_answer(json.dumps(answer), request)
+
+
+@pytest.mark.parametrize(
+    "thoughts", ["", " \n", "I hit.", "My total is 99 and the dealer shows 6.", "My total is 11."]
+)
+def test_blackjack_thoughts_must_say_what_was_read(thoughts: str) -> None:
+    with pytest.raises(AnswerProblem):
+        blackjack(thoughts, "hit")
+
+
+def test_blackjack_answers() -> None:
+    """A misread hand passes, as nobody but the truth can tell; actions get their legal spelling."""
+    assert blackjack("My total is 12 and the dealer shows K, so I hit.", "hit").verdict == "corrected"
+    assert blackjack("My total is 11 and the dealer shows 6, so I hit.", " Hit ").action == "hit"
+    assert blackjack("", None, "YES").verdict == "right"
+
+
+def test_a_thought_must_say_something_in_any_task() -> None:
+    task = replace_format(ThoughtFormat([Field("cards", "list"), Field("words", "text"), Field("more", "text")]))
+    request = replace(number_line_request(), task=task)
+    for words, usable in (("", False), ("so", True)):
+        answer = no_answer(correction={"cards": [], "words": words, "more": ""})
+        if usable:
+            assert parse_answer(json.dumps(answer), request).verdict == "corrected"
+        else:
+            with pytest.raises(AnswerProblem, match="says nothing"):
+                parse_answer(json.dumps(answer), request)
+
+
+def replace_format(form: ThoughtFormat) -> Any:
+    """A task that can tell nothing of a thought but its format."""
+
+    class Plain:
+        name, format, rubric = "plain", form, NumberLineTask.rubric
+
+        def legal_actions(self, info: Any) -> list[str]:
+            return ["-", "+"]
+
+        def to_env_action(self, response: Any, info: Any) -> Any:
+            return response.action if response.action in ("-", "+") else None
+
+    return Plain()
+
+
 def test_yes_may_repeat_the_agents_own_thought() -> None:
     request = number_line_request()
     answer = yes_answer() | {"correction": dict(request.response.fields), "right_action": "+"}
@@ -208,9 +279,11 @@ def test_correction_without_an_action_is_judged_by_the_best_one() -> None:
         parse_answer(json.dumps(answer | {"correction": unnamed}), request)
 
 
+# Half characters too: JSON can spell them.
+TEXT = st.text(st.characters() | st.characters(categories=["Cs"]), max_size=8)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=8,
 )
 
@@ -225,6 +298,8 @@ def test_no_mangled_answer_becomes_a_label_by_accident(key: str, value: Any, req
     except AnswerProblem:
         return
     assert correction.verdict in ("corrected", "unsolvable")
+    repr(correction).encode()
+    json.dumps(asdict(correction), ensure_ascii=False).encode()
     if correction.verdict == "corrected":
         assert answer["evaluation"] == "NO"
         assert answer["possible_solution"] == "YES"
@@ -233,9 +308,16 @@ def test_no_mangled_answer_becomes_a_label_by_accident(key: str, value: Any, req
 
 
 @settings(max_examples=300, deadline=None)
-@given(text=st.text() | JSON.map(json.dumps))
-def test_any_text_is_read_without_an_exception(text: str) -> None:
+@given(text=st.text() | TEXT | JSON.map(json.dumps), tokens=st.integers(-1, 10**400))
+def test_any_text_is_read_without_an_exception(text: str, tokens: int) -> None:
     read_reply(text)
+    call = {"id": text, "function": {"name": text, "arguments": text}}
+    said = {"message": {"content": text, "refusal": text, "tool_calls": [call]}}
+    counted = {"prompt_tokens": tokens, "completion_tokens": 1}
+    reply, usage = read_reply(json.dumps({"choices": [said], "usage": counted}))
+    parts = [reply.content, reply.refusal or "", *(part for call in reply.tool_calls for part in astuple(call))]
+    "".join(parts).encode()
+    assert usage is None or Budget(Limits(), (1.0, 1.0)).cost(*usage).usd < 100
     request = points_request(read=("4", "6", "A", "7"))
     conversation = Conversation(request, {"type": "image"})
     for reply in (

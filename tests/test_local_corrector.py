@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from corrector_cases import CANARY, no_answer, number_line_request, points_answer, points_request, yes_answer
 
 from trl_gtr.correctors import LocalCorrector, failure_kind
-from trl_gtr.correctors.local import flatten
+from trl_gtr.correctors.local import _own_dice, flatten
 from trl_gtr.types import Generation
 
 WRONG = number_line_request(1, 4, said=(2, 4))
@@ -112,6 +114,52 @@ def test_counts_survive_a_resume(local: LocalCorrector) -> None:
     local.correct([RIGHT])
     local.load_state_dict(state)
     assert local.metrics()["corrector/calls"] == 1
+
+
+def test_state_of_another_corrector_is_no_obstacle(local: LocalCorrector, caplog: pytest.LogCaptureFixture) -> None:
+    local.load_state_dict({})
+    assert "of a run with another corrector" in caplog.text
+
+
+def test_model_that_fails_costs_labels_and_not_the_run(
+    local: LocalCorrector, caplog: pytest.LogCaptureFixture
+) -> None:
+    def out_of_memory(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    script = scripted(local, [yes_answer()])
+    works, script.generate = script.generate, out_of_memory  # type: ignore[method-assign]
+    answers = local.correct([WRONG] * 6)
+    assert [answer.reason for answer in answers] == ["unusable: OutOfMemoryError in generate"] * 6
+    assert caplog.text.count("lower batch_size") == 1
+    script.generate = works  # type: ignore[method-assign]
+    assert local.correct([RIGHT])[0].verdict == "right"
+
+
+def test_sampling_has_random_numbers_of_its_own(tiny_vlm: Any) -> None:
+    warm = LocalCorrector(*tiny_vlm(), temperature=1.0, max_completion_length=8)
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    drawn = [warm._generate(["prompt"], [RIGHT.image])[0].ids.tolist() for _ in range(2)]
+    assert torch.equal(torch.get_rng_state(), before)  # the policy's are untouched
+    assert drawn[0] == drawn[1]
+    others = {tuple(warm._generate([f"prompt {i}"], [RIGHT.image])[0].ids) for i in range(4)}
+    assert len(others) == 4
+
+
+def test_noise_makes_a_sample_of_the_tempered_distribution() -> None:
+    """Logits 0, 1 and 2 at temperature 2: shares of e^0, e^0.5 and e^1, over their sum."""
+
+    class Model(torch.nn.Module):
+        def forward(self) -> Any:
+            return SimpleNamespace(logits=torch.tensor([0.0, 1.0, 2.0]).expand(20_000, 1, 3))
+
+    model = Model()
+    with _own_dice(model, seed=1, temperature=2.0):
+        tokens = model().logits[:, -1].argmax(-1)
+    shares = torch.bincount(tokens, minlength=3) / 20_000
+    assert shares.tolist() == pytest.approx([0.1863, 0.3072, 0.5065], abs=0.015)
+    assert model().logits[0, -1].tolist() == [0.0, 1.0, 2.0]
 
 
 def test_from_a_folder_and_without_a_processor(tiny_vlm: Any, tmp_path: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import email.utils
 import io
@@ -15,15 +16,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from chat_server import ChatServer, calls_tool, cuts, drips, floods, hangs, raw, says, status, waits
-from corrector_cases import CANARY, SECRET, no_answer, number_line_request, yes_answer
+from corrector_cases import CANARY, SECRET, no_answer, number_line_request, points_request, yes_answer
 from PIL import Image
 
 from trl_gtr.correctors import OpenAICorrector, failure_kind
+from trl_gtr.correctors.background import BackgroundLoop
+from trl_gtr.correctors.base import request_digest
 from trl_gtr.correctors.chat import read_reply
 from trl_gtr.rollouts import RolloutCollector
 from trl_gtr.tasks.number_line import NumberLineTask
@@ -102,6 +106,19 @@ def test_request_holds_a_png_and_the_schema_but_never_the_truth(make: Any) -> No
     schema = body["response_format"]["json_schema"]["schema"]
     assert schema["required"] == ["numbers", "direction", "evaluation", "correction", "right_action"]
     assert schema["properties"]["evaluation"]["enum"] == ["YES", "NO"]
+
+
+def test_hidden_truth_changes_no_byte_of_the_request(make: Any) -> None:
+    points = points_request(read=("4", "6", "A", "7"))
+    with ChatServer(says("")) as server:
+        for request, other in ((WRONG, {"Current": 5, "Target": 0}), (points, {"Cards": [], "Numbers": [9, 9, 9, 9]})):
+            sent = []
+            for info in (request.info, {**request.info, **other}):
+                first = len(server.seen)
+                make(server).correct([replace(request, info=info)])
+                sent.append([seen.text for seen in server.seen[first:]])
+            assert sent[0] == sent[1]
+            assert len(sent[0]) == 2  # the question and the repair
 
 
 def test_azure_paths_and_header(make: Any) -> None:
@@ -404,6 +421,45 @@ def test_rejected_parameter_is_known_by_its_name_alone(make: Any) -> None:
         assert make(server).correct([WRONG])[0].verdict == "corrected"
 
 
+def test_half_characters_are_an_unusable_answer_and_no_crash(make: Any, tmp_path: Any) -> None:
+    """JSON can spell half a character; no file, tokenizer or further request can hold it."""
+    from trl_gtr.correctors import CachedCorrector
+
+    thought = no_answer()["correction"] | {"thoughts": "From 1 to 4 I go up \ud800: +."}
+    with ChatServer(says("half \ud800 an answer"), says(no_answer(correction=thought))) as server:
+        cached = CachedCorrector(make(server), tmp_path)
+        answer = cached.correct([WRONG])[0]
+        assert len(server.seen) == 2
+    assert failure_kind(answer) == "unusable"
+    with ChatServer(says(json.dumps(no_answer()).replace("up", "up \\ud800"))) as server:
+        assert failure_kind(make(server).correct([WRONG])[0]) == "unusable"
+
+
+@pytest.mark.parametrize("tokens", [10**400, 10**12])
+def test_impossible_token_counts_are_not_believed(make: Any, tokens: int) -> None:
+    with ChatServer(says(no_answer(), usage=(tokens, 1))) as server:
+        corrector = make(server, prices=(2.0, 10.0), max_usd=5.0)
+        assert corrector.correct([WRONG])[0].verdict == "corrected"
+    assert 0 < corrector.metrics()["corrector/usd_spent"] < 0.1  # the estimate
+
+
+def test_fault_of_our_own_costs_a_label_and_is_reported_once(
+    make: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError(f"with {SECRET} in it")
+
+    with ChatServer(says(no_answer())) as server:
+        corrector = make(server)
+        monkeypatch.setattr("trl_gtr.correctors.conversation.parse_answer", broken)
+        answers = [corrector.correct([number_line_request(shade=shade)])[0] for shade in range(2)]
+        monkeypatch.undo()
+        assert corrector.correct([WRONG])[0].verdict == "corrected"
+    assert [answer.reason for answer in answers] == ["unusable: RuntimeError"] * 2
+    assert caplog.text.count("with [key] in it") == 1
+    assert SECRET not in caplog.text
+
+
 # -- start -----------------------------------------------------------------------------------------------------------
 
 
@@ -415,6 +471,52 @@ def test_wrong_key_fails_at_the_start_and_nothing_is_spent(make: Any) -> None:
         assert server.seen == []
     assert SECRET not in str(caught.value)
     assert corrector.metrics()["corrector/calls"] == 0
+
+
+def test_wrong_key_that_shows_with_the_first_call_ends_the_run(make: Any) -> None:
+    """Some servers list their models to anybody."""
+    with ChatServer(status(401, f"bad key {SECRET}")) as server:
+        corrector = make(server)
+        corrector.check(NumberLineTask())
+        with pytest.raises(ValueError, match=r"rejects the key \(HTTP 401\): set OPENAI_API_KEY") as caught:
+            corrector.correct([number_line_request(shade=shade) for shade in range(4)])
+    assert SECRET not in "".join(__import__("traceback").format_exception(caught.value))
+
+
+def test_key_that_expires_later_costs_labels_only(make: Any) -> None:
+    with ChatServer(says(yes_answer()), status(401), says(no_answer())) as server:
+        corrector = make(server)
+        assert corrector.correct([RIGHT])[0].verdict == "right"
+        assert failure_kind(corrector.correct([WRONG])[0]) == "rejected"
+        assert corrector.correct([number_line_request(1, 4, said=(3, 4))])[0].verdict == "corrected"
+    assert corrector.metrics()["corrector/failed_rejected"] == 1
+
+
+ODD_LISTS = [b"<html>hi</html>", b"", b"[]", b"3", b'{"data": [{"name": "x"}]}', b'{"data": 7}', b'{"data": null}']
+
+
+@pytest.mark.parametrize("body", ODD_LISTS)
+def test_odd_list_of_models_is_no_obstacle(make: Any, monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    monkeypatch.setattr("chat_server.Handler.do_GET", lambda handler: handler.send(200, body))
+    with ChatServer(says(yes_answer())) as server:
+        make(server).check(NumberLineTask())
+
+
+def test_identity_names_what_answers_depend_on() -> None:
+    options: list[dict[str, Any]] = [
+        {},
+        {"base_url": "http://localhost:1/other/v1"},
+        {"base_url": "http://localhost:2/v1"},
+        {"max_completion_length": 99},
+        {"temperature": 0.0},
+        {"image_size": 20},
+        {"max_tool_rounds": 1},
+        {"verify_with_truth": True},
+    ]
+    base = {"base_url": "http://localhost:1/v1", "api_key": SECRET}
+    assert len({OpenAICorrector("m", **(base | more)).identity for more in options}) == len(options)
+    keyed = OpenAICorrector("m", base_url=f"http://user:{SECRET}@localhost/{SECRET}/v1", api_key=SECRET)
+    assert SECRET not in keyed.identity
 
 
 def test_unlisted_model_warns(make: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -520,6 +622,74 @@ def test_close_ends_pending_corrections_at_once(make: Any) -> None:
         assert time.monotonic() - started < 2
         assert len(server.seen) == 2  # those that waited were never sent
     assert [failure_kind(answer) for answer in answers] == ["cancelled"] * 6
+
+
+def test_nothing_is_sent_after_close_by_a_thread_that_was_about_to_ask(
+    make: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`close` comes while a cache is still computing what to ask."""
+    from trl_gtr.correctors import AuditedCorrector, CachedCorrector, base, cache
+
+    computing, closed = threading.Event(), threading.Event()
+
+    def slow_digest(request: Any) -> str:
+        computing.set()
+        assert closed.wait(10)
+        return base.request_digest(request)
+
+    monkeypatch.setattr(cache, "request_digest", slow_digest)
+    with ChatServer(says(yes_answer())) as server:
+        corrector = AuditedCorrector(CachedCorrector(make(server), tmp_path))
+        answers: list[Any] = []
+        thread = threading.Thread(target=lambda: answers.extend(corrector.correct([RIGHT])))
+        thread.start()
+        assert computing.wait(10)
+        corrector.close()
+        closed.set()
+        thread.join(10)
+        assert server.seen == []
+        assert [failure_kind(answer) for answer in answers] == ["cancelled"]
+        corrector.reopen()
+        assert corrector.correct([RIGHT])[0].verdict == "right"
+
+
+def test_ended_loop_takes_nothing_more() -> None:
+    ran: list[int] = []
+
+    async def work(number: int) -> int:
+        ran.append(number)
+        return number
+
+    async def end() -> None:
+        ran.append(0)
+
+    loop = BackgroundLoop("test")
+    assert loop.submit(work, 1).result(10) == 1
+    loop.stop(end)
+    assert loop.submit(work, 2).cancelled()
+    loop.stop(end)
+    assert ran == [1, 0]
+
+
+def test_request_that_nobody_waits_for_is_not_joined(make: Any) -> None:
+    """After an interrupted call an identical one is asked anew; its answer is not the cancelled one's."""
+    with ChatServer(hangs, says(no_answer())) as server:
+        session = make(server, timeout=60.0, deadline=60.0)._open()
+        part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
+        first = session.submit(WRONG, part)
+        server.wait_for(lambda: server.in_flight == 1)
+
+        async def cancel_and_ask_at_once() -> Any:
+            (flight,) = session._flights.values()
+            join = next(task for task in asyncio.all_tasks() if "Session._join" in repr(task))
+            join.cancel()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert not flight.task.done()
+            return await session._join(request_digest(WRONG), WRONG, part)
+
+        assert session._background.submit(cancel_and_ask_at_once).result(10).verdict == "corrected"
+        assert first.cancelled()
 
 
 def test_closed_corrector_can_be_used_again(make: Any) -> None:
@@ -633,6 +803,7 @@ def test_rollout_over_a_server_full_of_faults(make: Any) -> None:
         ({"prompt_tokens": 3, "completion_tokens": 4}, (3, 4)),
         ({"prompt_tokens": "3", "completion_tokens": 4}, None),
         ({"prompt_tokens": -3, "completion_tokens": 4}, None),
+        ({"prompt_tokens": 3, "completion_tokens": 10**9}, None),
         ({}, None),
         ([3, 4], None),
         (None, None),

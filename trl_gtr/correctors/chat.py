@@ -218,8 +218,7 @@ class ChatClient:
         remaining = min(self.timeout, meter.remaining())
         if remaining <= 0:
             raise ChatError("timeout", "no time left")
-        estimate = self._estimate(body)
-        await self._reserve(estimate)
+        estimate = await self._reserve(body)
         actual = estimate  # what breaks off half-way may have been billed
         try:
             payload = await asyncio.wait_for(self._send(body, remaining), remaining)
@@ -241,12 +240,14 @@ class ChatClient:
             async with self._settled:
                 self._settled.notify_all()
 
-    async def _reserve(self, estimate: Usage) -> None:
+    async def _reserve(self, body: Mapping[str, Any]) -> Usage:
+        """Sets aside what the call may cost, and says it; waits for calls in flight where that is too much."""
         while True:
+            estimate = self._estimate(body)  # anew after each wait: the calls in flight have taught what one costs
             # Until the server has counted a prompt estimates are guesses, so that the first call goes alone.
             reserved = self.budget.reserve(estimate, alone=not self.answered)
             if reserved:
-                return
+                return estimate
             if reserved is False:
                 raise ChatError("budget", "the corrector's budget is spent")
             async with self._settled:

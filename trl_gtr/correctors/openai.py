@@ -108,13 +108,13 @@ class OpenAICorrector:
             return Session(chat, self._counts, **limits)
 
         self._new_session: Callable[[], Session] = new_session
-        self._session = new_session()
-        address = urlsplit(self._session.chat.redact(str(self._session.chat.client.base_url)))
+        chat = self._start().chat
+        address = urlsplit(str(chat.client.base_url))
         self.server = address.netloc.rpartition("@")[2]  # a user name or key has no place in it
         self.identity = (
-            f"{model} at {self.server}{address.path}, temperature {temperature}, {max_completion_length} tokens, "
-            f"image size {image_size} {image_detail}, {max_tool_rounds} tool rounds, questions v{VERSION}"
-            + (", verified" if verify_with_truth else "")
+            f"{model} at {self.server}{chat.redact(address.path)}, temperature {temperature}, "
+            f"{max_completion_length} tokens, image size {image_size} {image_detail}, {max_tool_rounds} tool rounds, "
+            f"questions v{VERSION}" + (", verified" if verify_with_truth else "")
         )
 
     def __repr__(self) -> str:
@@ -267,11 +267,8 @@ class OpenAICorrector:
 
         if self._fallback is not None:
             self._fallback.check(task)
-        self.reopen()
-        session = self._open()
-        assert session is not None
         try:
-            known = session.list_models()
+            known = self._start().list_models()
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
             raise ValueError(self._bad_key(error.status_code)) from None
         except openai.APIStatusError as error:
@@ -295,6 +292,12 @@ class OpenAICorrector:
             session.close()
         if self._fallback is not None:
             self._fallback.close()
+
+    def _start(self) -> Session:
+        self.reopen()
+        session = self._open()
+        assert session is not None
+        return session
 
     def reopen(self) -> None:
         """Take requests again after `close`."""
