@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,8 @@ from hypothesis import given, strategies as st
 
 from trl_gtr.environments.alfworld import TASK_TYPES, project
 from trl_gtr.environments.alfworld.commands import as_move, as_put
+from trl_gtr.environments.workers import WorkerVectorEnv
+from trl_gtr.rollouts import unpack_infos
 from trl_gtr.tasks import Task, make_task
 from trl_gtr.tasks.alfworld import ALFWorldTask, RepetitionEnds
 from trl_gtr.tasks.alfworld_prompt import fold, list_commands, unfold
@@ -232,6 +237,17 @@ def test_subgoal(task: ALFWorldTask, thoughts: str, subgoal: tuple[str, ...], ri
     assert task.judge(respond(task, "look", thoughts), info)["subgoal"] is right
 
 
+@pytest.mark.parametrize(
+    "unit", ["i see ", "no mug ", "mug 1 ", "i need to find a ", "there is a mug. ", " ", "cell "]
+)
+def test_judge_is_quick_on_long_texts(unit: str) -> None:
+    text = unit * (50_000 // len(unit))
+    start = time.perf_counter()
+    ALFWorldTask().judge(Response(text, {"thoughts": text}, "look"), INFO)
+    project(text, COMMANDS)
+    assert time.perf_counter() - start < 2.0
+
+
 @given(st.text(max_size=80))
 def test_judge_takes_any_text(text: str) -> None:
     judged = ALFWorldTask().judge(Response(text, {"thoughts": text}, "look"), INFO)
@@ -342,6 +358,30 @@ class TestPlayed:
         task = make_task("alfworld", env_kwargs={"games": "bundled"})
         assert len(task.make_env().unwrapped.games) == 240  # type: ignore[attr-defined]
         assert len(task.make_env(evaluation=True).unwrapped.games) == 48  # type: ignore[attr-defined]
+
+    def test_in_worker_processes(self) -> None:
+        """A killed worker costs its episode; the other one, and the run, go on."""
+        task = make_task("alfworld", env_kwargs={"games": ["bundled:pick_and_place_simple/1"]})
+        envs = WorkerVectorEnv(task.make_env, 2)
+        try:
+            _, infos = envs.reset(seed=0)
+            os.kill(envs.workers[0].pid, signal.SIGKILL)
+            with pytest.warns(UserWarning, match="its episode lost"):
+                _, _, _, truncated, infos = envs.step(
+                    [info["extra.expert_plan"][0] for info in unpack_infos(infos, 2)]
+                )
+            assert truncated.tolist() == [True, False]
+            first, second = unpack_infos(infos, 2)
+            assert task.metrics([transition(first["final_info"])]) == {"worker_lost": 1.0}
+            assert (first["previous_actions"], second["previous_actions"]) == ([], ["go to sidetable 1"])
+            won = np.zeros(2, np.bool_)
+            for _ in range(4):
+                plans = [info["extra.expert_plan"][0] for info in unpack_infos(infos, 2)]
+                _, _, terminated, _, infos = envs.step(plans)
+                won |= terminated
+            assert won.all()
+        finally:
+            envs.close()
 
     @pytest.mark.parametrize("task_type", TASK_TYPES)
     def test_expert_wins_with_true_thoughts(self, task_type: str) -> None:

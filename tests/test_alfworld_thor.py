@@ -169,7 +169,7 @@ def test_belief_follows_the_texts() -> None:
     }
     assert set(belief.seen) == {"desk 1", "fridge 1"}
     assert (world.holding, world.location, world.opened) == (None, "fridge 1", {"fridge 1"})
-    assert world.states == {"desklamp 1": {"on", "used"}, "mug 1": {"cool"}}
+    assert world.states == {"desklamp 1": {"on"}, "mug 1": {"cool"}}
 
 
 @pytest.mark.alfworld

@@ -2,6 +2,7 @@
 
     python examples/benchmarks/alfworld_speed.py                                # bundled games
     python examples/benchmarks/alfworld_speed.py --games $ALFWORLD_DATA/json_2.1.1/valid_seen
+    python examples/benchmarks/alfworld_speed.py --memory 240                   # of one process over so many games
 
 Both play the same games with the same commands, one after the other in this process; every text, list of commands and
 `won` is compared. `environment` is the whole gymnasium environment, with the picture and the expert's plan.
@@ -13,6 +14,7 @@ import argparse
 import contextlib
 import io
 import json
+import os
 import random
 import tempfile
 import time
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_gtr.environments.alfworld import TASK_TYPES, ALFWorldEnv
+from trl_gtr.environments.alfworld.drawing import draw_scene
 from trl_gtr.environments.alfworld.engine import TextEngine
 from trl_gtr.environments.alfworld.generator import make_game
 
@@ -30,15 +33,20 @@ def main() -> None:
     parser.add_argument("--games", type=Path, help="a folder of game.tw-pddl files; default: six bundled games")
     parser.add_argument("--limit", type=int, default=6, help="games to play")
     parser.add_argument("--steps", type=int, default=20, help="steps in each game")
+    parser.add_argument("--memory", type=int, help="instead: the memory of a process that plays so many bundled games")
     options = parser.parse_args()
+    if options.memory:
+        measure_memory(options.memory)
+        return
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.games or save_bundled(Path(scratch))
         files = sorted(folder.rglob("game.tw-pddl"))[: options.limit]
+        views: list[Any] = []
         times = {"official": [0.0, 0.0], "engine": [0.0, 0.0], "environment": [0.0, 0.0]}
         for number, file in enumerate(files):
             commands, texts = play_official(file, options.steps, number, times["official"])
             play_engine(file, commands, texts, times["engine"])
-            play_environment(file, commands, times["environment"])
+            views += play_environment(file, commands, times["environment"])
     episodes, steps = len(files), len(files) * options.steps
     print(f"{episodes} games, {steps} steps; the same texts, commands and results")
     for name, (start, stepping) in times.items():
@@ -48,6 +56,14 @@ def main() -> None:
             f"{name:12s} {start / episodes:6.2f} s to start a game ({ratios[0]:.1f}×), "
             f"{steps / stepping:7.1f} steps/s ({ratios[1]:.1f}×), whole episodes {whole:.1f}×"
         )
+    drawing = sorted(seconds(draw_scene, view) for view in views)
+    print(f"one picture: median {1000 * drawing[len(drawing) // 2]:.2f} ms, longest {1000 * drawing[-1]:.2f} ms")
+
+
+def seconds(call: Callable[..., Any], *arguments: Any) -> float:
+    times = [0.0]
+    timed(times, 0, call, *arguments)
+    return times[0]
 
 
 def timed(times: list[float], place: int, call: Callable[..., Any], *arguments: Any) -> Any:
@@ -99,16 +115,31 @@ def play_engine(file: Path, commands: list[str], said: list[Any], times: list[fl
             raise SystemExit(f"{file}: the engines differ:\n{state}\n{official}")
 
 
-def play_environment(file: Path, commands: list[str], times: list[float]) -> None:
+def play_environment(file: Path, commands: list[str], times: list[float]) -> list[Any]:
+    """What was seen, for the time of a picture."""
     from trl_gtr.environments.alfworld import engine
 
     engine._TRANSLATIONS.clear()  # the engine has just played this game; a fair start translates it again
     env = ALFWorldEnv(games=[file])
-    timed(times, 0, env.reset)
+    views = [timed(times, 0, env.reset)[1]["view"]]
     for command in commands:
-        *_, terminated, _, _ = timed(times, 1, env.step, command)
+        *_, terminated, _, info = timed(times, 1, env.step, command)
+        views.append(info["view"])
         if terminated:
             break
+    return views
+
+
+def measure_memory(games: int) -> None:
+    env = ALFWorldEnv(games="bundled")
+    for number in range(games + 1):
+        _, info = env.reset(seed=number)
+        terminated = False
+        while not terminated:
+            *_, terminated, _, info = env.step(info["extra.expert_plan"][0])
+        if number in (0, games // 2, games):
+            pages = int(Path("/proc/self/statm").read_text().split()[1])
+            print(f"after {number or 1} games: {pages * os.sysconf('SC_PAGE_SIZE') / 2**20:.0f} MB")
 
 
 def save_bundled(folder: Path) -> Path:

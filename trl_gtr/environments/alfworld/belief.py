@@ -65,7 +65,7 @@ class Belief:
             self.holding = None
             self.seen.setdefault(second, []).append(first)
         elif verb == "use":
-            self.states.setdefault(first, set()).update(("on", "used"))
+            self.states.setdefault(first, set()).add("on")
         else:
             gained, lost = _TREATED[verb]
             self.states.setdefault(first, set()).add(gained)

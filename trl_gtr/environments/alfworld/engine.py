@@ -26,7 +26,7 @@ from textworld.generator.game import EntityInfo
 from textworld.logic import Placeholder, Proposition, Variable
 
 from .grammar import Context, Grammar, parse_grammar
-from .process import argv_kept
+from .process import translating
 
 KEPT_TRANSLATIONS = 64
 """Games whose translation stays in memory, compressed: about 30 kB each for the largest."""
@@ -82,7 +82,7 @@ def translate(domain: str, problem: str) -> Translation:
     if key in _TRANSLATIONS:
         _TRANSLATIONS.move_to_end(key)
         return _TRANSLATIONS[key]
-    with argv_kept():
+    with translating():
         task, sas = fast_downward.pddl2sas(domain, problem)
     translation = Translation(
         sas=zlib.compress(sas.encode(), 1),
@@ -201,7 +201,7 @@ class TextEngine:
     def plan(self) -> list[str]:
         """Fast Downward's own way to the goal from here; empty if there is none. For tests: it takes seconds."""
         assert self.state is not None, "reset the engine first"
-        with argv_kept():
+        with translating():
             _, sas = fast_downward.pddl2sas(self._game["pddl_domain"], self._game["pddl_problem"], optimize=True)
         self._library.load_sas_replan(sas.encode())
         if not self._library.replan(False):

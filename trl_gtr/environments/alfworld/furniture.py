@@ -372,7 +372,7 @@ LOOKS = {
     "ottoman": Look(_ottoman, (8, 12, 92, 84)),
     "sinkbasin": Look(_sink_basin, (10, 32, 90, 88)),
     "bathtubbasin": Look(_bathtub_basin, (10, 24, 90, 78)),
-    "toilet": Look(_toilet, (14, 10, 86, 54)),
+    "toilet": Look(_toilet, (14, 12, 86, 50)),
     "garbagecan": Look(_garbage_can, (20, 20, 80, 92), True),
     "laundryhamper": Look(_laundry_hamper, (14, 18, 86, 94)),
     "coffeemachine": Look(_coffee_machine, (8, 38, 62, 92)),

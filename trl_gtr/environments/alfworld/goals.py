@@ -88,7 +88,7 @@ def goal_conditions(world: World, goal: Goal) -> tuple[int, int]:
     if goal.toggle:
         holding = world.holding is not None and kind_of(world.holding) == goal.object
         lamps = [name for receptacle in world.here for name in world.contents[receptacle]]
-        lit = any(kind_of(lamp) == goal.toggle and "used" in world.states.get(lamp, ()) for lamp in lamps)
+        lit = any(kind_of(lamp) == goal.toggle and "on" in world.states.get(lamp, ()) for lamp in lamps)
         return int(holding) + int(lit), 2
     if goal.count == 2:
         counts = [sum(place == receptacle for _, place in placed) for receptacle in world.contents]

@@ -78,7 +78,7 @@ class Walk:
 
     def use(self, lamp: str, receptacle: str) -> None:
         self.go(Subgoal("find", kind_of(lamp)), receptacle)
-        if "used" not in self.world.states.get(lamp, ()):
+        if "on" not in self.world.states.get(lamp, ()):
             self.do(Subgoal("use", kind_of(lamp)), f"use {lamp}")
 
     def drop(self, thing: str, receptacle: str) -> None:

@@ -7,15 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# predicate → the word for it; "used" is what ALFWorld's goals ask of a lamp: it was switched at some time
-STATES = {
-    "isclean": "clean",
-    "ishot": "hot",
-    "iscool": "cool",
-    "ison": "on",
-    "istoggled": "used",
-    "issliced": "sliced",
-}
+STATES = {"isclean": "clean", "ishot": "hot", "iscool": "cool", "istoggled": "on", "issliced": "sliced"}
+"""Predicate → the word for it. A lamp that was ever used is on: so say the game's texts and its goals."""
 
 
 def kind_of(name: str) -> str:
