@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from alfworld_cases import REAL_GAMES, needs_alfworld, needs_real_games, real_game, without_data
+from alfworld_cases import REAL_GAMES, needs_alfworld, needs_real_games, real_game, save_game, without_data
 from gymnasium.utils.env_checker import check_env
 
 import trl_gtr.environments  # noqa: F401  registers the games
@@ -142,6 +142,16 @@ def test_both_dialects() -> None:
             assert info["legal"], command
         assert info["previous_actions"][-1] == "move mug 1 to shelf 1"
         assert info["view"]["holding"] == ""
+
+
+def test_games_of_the_older_dialect(tmp_path: Path) -> None:
+    """Up to 0.3, games said "put X in/on Y"; the plan speaks as the game does."""
+    path = save_game(tmp_path, "pick_and_place_simple", 1)
+    path.write_text(path.read_text().replace("move {o} to {r}", "put {o} in/on {r}"))
+    env = make(games=[path])
+    _, info = play(env, env.reset(seed=0)[1])
+    assert info["won"]
+    assert info["previous_actions"][-1] == "put tissuebox 1 in/on garbagecan 1"
 
 
 def test_fifty_steps_at_most() -> None:

@@ -181,6 +181,11 @@ class TextEngine:
             feedback = feedback.replace(_TASK_MARK, self._task, 1)
         return self._observe(feedback)
 
+    @property
+    def says_put(self) -> bool:
+        """The game is of the older dialect, "put X in/on Y"."""
+        return self._actions["putobject"].template.startswith("put ")
+
     def step(self, command: str) -> EngineState:
         """Do what an admissible command says; to any other the engine answers that nothing happens."""
         assert self.state is not None, "reset the engine first"

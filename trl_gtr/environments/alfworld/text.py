@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .backend import Moment
+from .commands import as_put
 from .drawing import draw_scene
 from .engine import EngineState, TextEngine
 from .games import Game
@@ -40,6 +41,9 @@ class TextBackend:
         view = world.view()
         self._seen |= {name: contents for name, door, contents in view["here"] if door != "closed"}
         met, conditions = goal_conditions(world, self.goal)
+        way = Plan([], None) if state.won else plan(world, self.goal, self._seen if self.explore else None)
+        if self._engine.says_put:
+            way = Plan([as_put(command) for command in way.commands], way.subgoal)
         return Moment(
             image=draw_scene(view),
             feedback=state.feedback,
@@ -47,5 +51,5 @@ class TextBackend:
             won=state.won,
             goal_rate=met / conditions,
             view=view,
-            plan=Plan([], None) if state.won else plan(world, self.goal, self._seen if self.explore else None),
+            plan=way,
         )
