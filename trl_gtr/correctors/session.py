@@ -150,7 +150,11 @@ class Session:
                 conversation = self._conversation(request, image_part, meter)
                 continue
             repairs = conversation.repairs_left
-            correction = conversation.hear(reply)
+            # Tools compute for many milliseconds; the other corrections' answers must not wait for that.
+            if reply.tool_calls:
+                correction = await asyncio.to_thread(conversation.hear, reply)
+            else:
+                correction = conversation.hear(reply)
             self.counts["repairs"] += repairs - conversation.repairs_left
             if correction is not None:
                 return correction
