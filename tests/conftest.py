@@ -1,8 +1,13 @@
 """Fixtures that several test modules share. Torch is imported by those tests only that need it."""
 
 import os
+import signal
 
 import pytest
+
+# A job in the background inherits an ignored Ctrl-C, which some tests press.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")

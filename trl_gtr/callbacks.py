@@ -78,7 +78,7 @@ class ThoughtCollapseCallback(TrainerCallback, ExportableState):
             )
         self.warned = True
         if self.stop:
-            control.should_training_stop = True
+            control.should_training_stop = control.should_save = True
 
     def _reasons(self, logs: Mapping[str, float]) -> list[str] | None:
         """What is worse than allowed; `None` for a log that says nothing about thoughts."""

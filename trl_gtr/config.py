@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from accelerate import PartialState
+
 from .trl_bridge import PPOConfig
 
 # PPOConfig fields that the environment loop has no use for, and what to set instead. Setting one of them raises.
@@ -178,6 +180,8 @@ class GTRConfig(PPOConfig):
             _require(getattr(self, name) >= 1, f"`{name}` must be at least 1, got {getattr(self, name)}.")
         for name in ("ppo_coef", "vf_coef", "thought_cloning_coef", "thought_prob_coef", "kl_coef", "format_reward"):
             _require(getattr(self, name) >= 0, f"`{name}` must not be negative, got {getattr(self, name)}.")
+        for name in ("value_warmup_updates", "max_grad_norm", "learning_rate"):
+            _require(getattr(self, name) >= 0, f"`{name}` must not be negative, got {getattr(self, name)}.")
         for name in ("gamma", "lam"):
             _require(0 <= getattr(self, name) <= 1, f"`{name}` must lie in [0, 1], got {getattr(self, name)}.")
         _require(
@@ -199,20 +203,32 @@ class GTRConfig(PPOConfig):
             )
         self._check_combinations()
 
+    def _check_sizes(self, processes: int) -> None:
+        _require(
+            self.num_envs % processes == 0,
+            f"`num_envs` = {self.num_envs} must be a multiple of the number of processes, {processes}.",
+        )
+        steps = self.num_envs // processes * self.rollout_steps
+        mini_batch = self.per_device_train_batch_size * self.gradient_accumulation_steps
+        _require(
+            steps % mini_batch == 0,
+            f"An update has num_envs × rollout_steps = {steps} steps on each process, which is no multiple of the "
+            f"mini-batch per_device_train_batch_size × gradient_accumulation_steps = {mini_batch}. Change one.",
+        )
+
     def _check_combinations(self) -> None:
         _require(
             self.ppo_coef > 0 or self.thought_cloning_coef > 0,
             "`ppo_coef` and `thought_cloning_coef` are both 0: nothing would be learned. Raise one of them.",
         )
-        steps, mini_batch = (
-            self.num_envs * self.rollout_steps,
-            self.train_batch_size * self.gradient_accumulation_steps,
-        )
-        _require(
-            steps % mini_batch == 0,
-            f"An update has num_envs × rollout_steps = {steps} steps, which is no multiple of the mini-batch "
-            f"per_device_train_batch_size × gradient_accumulation_steps = {mini_batch}. Change one of them.",
-        )
+        self._check_sizes(PartialState().num_processes)
+        for name in ("save_strategy", "eval_strategy", "logging_strategy"):
+            _require(
+                getattr(self, name) in ("no", "steps"),
+                f"`{name}` must be 'no' or 'steps': there are no epochs here, and steps are updates.",
+            )
+        for name in ("torch_compile", "eval_on_start", "save_only_model"):
+            _require(not getattr(self, name), f"`{name}` has no effect here: leave it out.")
         _require(
             not (self.clone_full_response and self.clone_right_actions),
             "`clone_full_response` labels every action already; turn `clone_right_actions` off.",
@@ -220,6 +236,10 @@ class GTRConfig(PPOConfig):
         _require(
             not self.cloning_learning_rate or self.update_schedule == "separate",
             "`cloning_learning_rate` needs `update_schedule='separate'`: a joint step has one learning rate.",
+        )
+        _require(
+            not self.cloning_learning_rate or self.learning_rate > 0,
+            "`cloning_learning_rate` follows the schedule of `learning_rate`, which is 0.",
         )
         _require(self.kl_coef == 0 or self.kl_estimator == "k3", "`kl_coef` > 0 needs `kl_estimator='k3'`.")
         _require(

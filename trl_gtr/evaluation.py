@@ -119,7 +119,7 @@ def evaluate_agent(
         invalid_action: As in `GTRConfig`: a response that names no legal action plays a random one, or costs a step.
     """
     numbers = list(range(episodes)) if isinstance(episodes, int) else list(episodes)
-    if not numbers:
+    if episodes == 0:
         raise ValueError("An evaluation needs at least one episode: raise `episodes`.")
     waiting = list(reversed(numbers))
     playing: list[_Episode] = []

@@ -25,6 +25,7 @@ def load_policy(
 ) -> tuple[Any, Any]:
     """A model and its processor, checked. `model_kwargs` (`dtype`, `quantization_config`, …) go to the model.
 
+    In float32 unless told otherwise, as TRL does: many checkpoints are stored in float16, in which training overflows.
     The name `"tiny"` stands for the model that ships with this package (`trl_gtr.tiny_llava`).
     """
     if model_name_or_path == "tiny":
@@ -42,6 +43,7 @@ def load_policy(
             "`pip install torchvision --index-url https://download.pytorch.org/whl/cpu`. "
             "LLaVA, LLaVA-NeXT and Idefics3 work without it."
         ) from error
+    model_kwargs.setdefault("dtype", torch.float32)
     model = AutoModelForImageTextToText.from_pretrained(model_name_or_path, **source, **model_kwargs)
     check_processor(model, processor)
     return model, processor

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object, reduce
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoProcessor, PreTrainedModel, TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_utils import TrainOutput, set_seed
@@ -123,7 +124,7 @@ class GTRTrainer(PPOBridge):
             self.remove_callback(ProgressCallback)
             self.add_callback(GTRProgressCallback)
         self.reward_scale = args.reward_scale or float(getattr(task, "reward_scale", 1.0))
-        local_envs = self._local_share(args.num_envs)
+        local_envs = args.num_envs // self.accelerator.num_processes
         self.collector = RolloutCollector(
             self.task,
             self._generate,
@@ -136,6 +137,7 @@ class GTRTrainer(PPOBridge):
         self.buffer = CorrectionBuffer(args.correction_buffer_size, seed=args.seed + self.accelerator.process_index)
 
         self.updater = Updater(args, self.accelerator, self.model, self.optimizer, self.policy, self.buffer)
+        self._learning = False  # half-way through an update: nothing to save
 
     # --- the algorithm ------------------------------------------------------------------------------------------
 
@@ -146,6 +148,7 @@ class GTRTrainer(PPOBridge):
             while self.state.global_step < self.args.num_updates and not self.control.should_training_stop:
                 clock, means = Clock(), Means()
                 rollout = self._collect()  # 1. act, while the corrector judges
+                self._learning = True
                 corrected = self._store_corrections(rollout)  # 2. aggregate what it said
                 with clock("score"):
                     experience = self._score_rollout(rollout, corrected, means)  # 3. log-probs, values, advantages
@@ -166,11 +169,12 @@ class GTRTrainer(PPOBridge):
         return TrainOutput(self.state.global_step, self._last_loss, {"train_runtime": seconds})
 
     def _begin(self, checkpoint: str | None) -> None:
-        args, state = self.args, self.state
-        state.max_steps, state.num_train_epochs = args.num_updates, 1
+        args = self.args
         self.started, self._last_loss = time.perf_counter(), math.nan
         if checkpoint is not None:
             self._resume(checkpoint)
+        # After resuming: a run may be made longer.
+        self.state.max_steps, self.state.num_train_epochs = args.num_updates, 1
         self.state.compute_steps(args, args.num_updates)
         self.model.train()
         self.control = self.callback_handler.on_train_begin(args, self.state, self.control)
@@ -179,8 +183,12 @@ class GTRTrainer(PPOBridge):
             self.control.should_training_stop = True
 
     def _stop_early(self, reason: str | None) -> None:
-        logger.warning("The run stops at update %d: %s.", self.state.global_step, reason or "on another process")
-        self._save_checkpoint(self.model, trial=None)
+        """Leave a checkpoint behind, unless saving is off, the update is half done or there is one already."""
+        step = self.state.global_step
+        logger.warning("The run stops after update %d: %s.", step, reason or "on another process")
+        folder = Path(self.args.output_dir) / f"checkpoint-{step}"
+        if self.args.save_strategy != "no" and not self._learning and not folder.exists():
+            self._save_checkpoint(self.model, trial=None)
 
     @torch.no_grad()
     def _collect(self) -> Rollout:
@@ -214,10 +222,13 @@ class GTRTrainer(PPOBridge):
             return np.zeros(0, np.int64), 0
         action = correction.action or own.action
         ids = self.policy.encode_response(self.task.format.render(thought, action or ""))
-        end = self.policy.spans.first_token(ids, len(self.task.format.render_thought(thought)))
+        # Where the action begins in what the ids spell: a tokenizer may have normalised the text.
+        span = self.task.format.parse(self.policy.spans.text(ids)).action_span
+        end = self.policy.spans.action_start(ids, span) if span else 0
         if not action:
             return ids[:end], end
-        with_action = args.clone_full_response or (args.clone_right_actions and own.action == correction.action)
+        full = args.clone_full_response and correction.action is not None
+        with_action = full or (args.clone_right_actions and own.action == correction.action)
         return ids, len(ids) if with_action else end
 
     @torch.no_grad()
@@ -282,6 +293,7 @@ class GTRTrainer(PPOBridge):
         state.global_step += 1
         state.episode += self._sum_over_processes(len(rollout.episodes))
         state.epoch = state.global_step / args.num_updates
+        self._learning = False
         self.control = self.callback_handler.on_step_end(args, state, self.control)
         if self.control.should_log:
             self.log(self._metrics(rollout, experience, means, seconds) | {"lr": learning_rate})
@@ -306,15 +318,16 @@ class GTRTrainer(PPOBridge):
         # Its own random numbers: how often one evaluates must not change what is learned.
         with torch.random.fork_rng(), torch.no_grad(), self._acting_policy():
             torch.manual_seed(args.seed)
-            report = evaluate_agent(
+            played = evaluate_agent(
                 agent,
                 task,
                 mine,
                 seed=args.seed,
                 num_envs=args.per_device_eval_batch_size,
                 invalid_action=args.invalid_action,
-            )
-        played = gather_object(list(report.episodes)) if processes > 1 else report.episodes
+            ).episodes
+        if processes > 1:
+            played = gather_object(list(played))
         self.last_evaluation = EvaluationReport(task.name, tuple(sorted(played, key=lambda e: e.index)))
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in self.last_evaluation.metrics().items()}
         self.log(metrics)
@@ -363,7 +376,8 @@ class GTRTrainer(PPOBridge):
         if self.is_peft_model:
             with self.null_ref_context():
                 return self._score_all(self.model, steps, starts)[1]
-        return self._score_all(PolicyWithValue(self.ref_model, self.trained.value_head), steps, starts)[1]
+        with self.accelerator.autocast():  # the trained model is wrapped in it, the reference isn't
+            return self._score_all(PolicyWithValue(self.ref_model, self.trained.value_head), steps, starts)[1]
 
     def _chunks(self, order: np.ndarray) -> Iterator[list[int]]:
         size = self.args.per_device_eval_batch_size
@@ -395,12 +409,6 @@ class GTRTrainer(PPOBridge):
             "speed/steps_per_second": env_steps / sum(seconds.values()),
             **_memory(),
         }
-
-    def _local_share(self, number: int) -> int:
-        processes = self.accelerator.num_processes
-        if number % processes:
-            raise ValueError(f"`num_envs` = {number} must be a multiple of the number of processes, {processes}.")
-        return number // processes
 
     def _sum_over_processes(self, number: int) -> int:
         return int(reduce(torch.tensor([number], device=self.accelerator.device), reduction="sum"))
@@ -434,6 +442,13 @@ class GTRTrainer(PPOBridge):
         checkpoints.load_policy_weights(checkpoint, trained.policy)
         checkpoints.load_value_head(checkpoint, trained.value_head)
         self._load_optimizer_and_scheduler(checkpoint)
+        if isinstance(self.lr_scheduler, LambdaLR):
+            # This run's schedule, which is another one if the run was made longer.
+            for group, base, factor in zip(
+                self.optimizer.param_groups, self.lr_scheduler.base_lrs, self.lr_scheduler.lr_lambdas, strict=True
+            ):
+                group["lr"] = base * factor(self.lr_scheduler.last_epoch)
+            self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
         self.load_trainer_state(checkpoint)
         checkpoints.load_run_state(checkpoint, rank, self.buffer, self.collector)
         if state["corrector"] is not None and hasattr(self.corrector, "load_state_dict"):
@@ -460,6 +475,8 @@ def _load(model: PreTrainedModel | str, processing_class: Any, args: GTRConfig) 
         model, loaded = load_policy(model, **dict(args.model_init_kwargs or {}))
         processing_class = processing_class or loaded
     elif processing_class is None:
+        if not model.config._name_or_path:
+            raise ValueError("This model was built here and has no name: pass its processor as `processing_class`.")
         processing_class = AutoProcessor.from_pretrained(model.config._name_or_path)
     check_processor(model, processing_class)
     return model, processing_class

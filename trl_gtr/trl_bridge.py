@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import ExportableState
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message=".*trl.experimental.*")
@@ -50,19 +51,9 @@ class TrainedModule(PolicyWithValue):
         super().__init__(policy, value_head, detach_value)
         self.config = policy.config  # read by DeepSpeed's and the hub's code
 
-    # TRL turns checkpointing off around generation and on again behind it.
-
-    @property
-    def is_gradient_checkpointing(self) -> bool:
-        return self.policy.is_gradient_checkpointing
-
-    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict[str, Any] | None = None) -> None:
-        # Non-reentrant: otherwise the policy's frozen parts (LoRA) cut the gradient.
-        kwargs = {"use_reentrant": False, **(gradient_checkpointing_kwargs or {})}
-        self.policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
-
-    def gradient_checkpointing_disable(self) -> None:
-        self.policy.gradient_checkpointing_disable()
+    # TRL would turn checkpointing off around generation and on again behind it, each time with hooks of its own. A
+    # model in evaluation mode doesn't checkpoint anyway: tell it that there is nothing to turn off.
+    is_gradient_checkpointing = False
 
 
 class _ValueStandIn(nn.Module):
@@ -104,6 +95,7 @@ class PPOBridge(PPOTrainer):
     is_distributed_loading_by_transformers = False
     is_fsdp_xla_v1_enabled = False
     label_names: list[str] = []  # noqa: RUF012
+    _whole_model: Any = None
     model: Any
     control: Any
     ref_model: Any
@@ -142,30 +134,40 @@ class PPOBridge(PPOTrainer):
             self.policy_model, self._value_head, detach_value=not self.args.value_gradient_to_trunk
         )
         if self.args.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable(self.args.gradient_checkpointing_kwargs)
+            # Non-reentrant: otherwise the policy's frozen parts (LoRA) cut the gradient.
+            kwargs = {"use_reentrant": False, **(self.args.gradient_checkpointing_kwargs or {})}
+            self.policy_model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
         super().create_optimizer_and_scheduler(num_training_steps=self.args.num_updates)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """The parent's optimizer, with the value head's parameters in a group of their own learning rate."""
-        given = self.optimizer is not None
+        given, head = self.optimizer, list(self._value_head.parameters())
+        rate = self.args.value_learning_rate
+        if given is not None:  # made by the user, who has no value head to put into it
+            given.add_param_group({"params": head, **({"lr": rate} if rate is not None else {})})
+            return given
         optimizer = super().create_optimizer(model)
-        if not given and self.args.value_learning_rate is not None:
-            _split_group(optimizer, set(self._value_head.parameters()), self.args.value_learning_rate)
+        if rate is not None:
+            _split_group(optimizer, set(head), rate)
         return optimizer
 
     @property
     def trained(self) -> TrainedModule:
         """Our module, out of whatever DDP or DeepSpeed wrapped around it."""
-        return self.accelerator.unwrap_model(self.model)
+        return self.accelerator.unwrap_model(self.model if self._whole_model is None else self._whole_model)
 
     @contextmanager
     def _policy_as_model(self) -> Iterator[None]:
         """The parent saves and describes `self.model`: show it the bare policy."""
-        wrapped, self.model = self.model, self.trained.policy
+        if self._whole_model is not None:  # pushing to the hub, while saving, saves once more
+            yield
+            return
+        policy = self.trained.policy
+        self._whole_model, self.model = self.model, policy
         try:
             yield
         finally:
-            self.model = wrapped
+            self.model, self._whole_model = self._whole_model, None
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         output_dir = output_dir or self.args.output_dir
@@ -179,7 +181,17 @@ class PPOBridge(PPOTrainer):
         state.is_local_process_zero = self.is_local_process_zero()
         state.is_world_process_zero = self.is_world_process_zero()
         self.state = state
-        self._load_callback_state()
+        for callback in self.callback_handler.callbacks:
+            saved = state.stateful_callbacks.get(type(callback).__name__)
+            if isinstance(callback, ExportableState) and isinstance(saved, dict):
+                for name, value in saved["attributes"].items():
+                    setattr(callback, name, value)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        for callback in self.callback_handler.callbacks:  # those that were added after the trainer was made too
+            if isinstance(callback, ExportableState):
+                self.state.stateful_callbacks.setdefault(type(callback).__name__, callback.state())
+        super()._save_checkpoint(model, trial)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         with self._policy_as_model():

@@ -161,7 +161,7 @@ class Updater:
             loss = loss + args.ppo_coef * policy_losses.mean()
         if args.vf_coef > 0:
             loss = loss + args.vf_coef * value_losses.mean()
-        if experience.reference is not None:
+        if experience.reference is not None and self.trains_policy:
             kl = _reference_kl(scored, [experience.reference[i] for i in chosen])
             loss = loss + args.kl_coef * kl.mean()
             means.add("loss/kl", kl)
@@ -231,6 +231,11 @@ class Updater:
         """One backward; at the end of a mini-batch one clipped optimizer step."""
         if not isinstance(loss, Tensor):
             return  # every term is off
+        if not torch.isfinite(loss):
+            raise FloatingPointError(
+                f"The loss is {loss.item()}. Look for rewards that aren't finite, lower the learning rate, or train "
+                "in float32 or bfloat16: float16 overflows."
+            )
         means.add("loss/total", loss[None])
         self.accelerator.backward(loss)
         if self.accelerator.sync_gradients and self.args.max_grad_norm > 0:
