@@ -9,16 +9,20 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig
+from tokenizers import normalizers
 from toy import COLOURS, ColourTask, build_toy_model, teach_format
 from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers.modeling_layers import GradientCheckpointingLayer
 from trl.experimental.ppo import PPOTrainer
 
+from trl_gtr import ppo
+from trl_gtr.callbacks import ThoughtCollapseCallback
 from trl_gtr.config import GTRConfig
 from trl_gtr.correctors import BudgetExhausted, ExpertCorrector
 from trl_gtr.models import lora_target_modules
 from trl_gtr.policy import PolicyWithValue
 from trl_gtr.trainer import GTRTrainer
-from trl_gtr.types import Correction
+from trl_gtr.types import Correction, Rollout, Transition
 
 # Depend on the machine, not on the run.
 UNSTEADY = ("time/", "speed/", "memory/", "corrector/latency")
@@ -192,21 +196,23 @@ def test_gradients_are_clipped(make_trainer):
 
 def test_gradient_checkpointing_is_on_when_asked_and_changes_nothing(make_trainer, monkeypatch):
     calls = []
-    real = torch.utils.checkpoint.checkpoint
+    real = GradientCheckpointingLayer.__call__
 
-    def counting(*args, **kwargs):
-        calls.append(1)
-        return real(*args, **kwargs)
+    def counting(layer, *args, **kwargs):
+        if layer.gradient_checkpointing and layer.training:
+            calls.append(layer)
+        return real(layer, *args, **kwargs)
 
-    results = []
+    monkeypatch.setattr(GradientCheckpointingLayer, "__call__", counting)
+    results, counts = [], []
     for asked in (False, True):
-        trainer = make_trainer(gradient_checkpointing=asked, total_env_steps=16)
-        for module in trainer.trained.policy.modules():
-            if hasattr(module, "_gradient_checkpointing_func"):
-                module._gradient_checkpointing_func = counting
+        calls.clear()
+        trainer = make_trainer(gradient_checkpointing=asked, total_env_steps=32)
         trainer.train()
-        results.append(trainer.state.log_history[0]["loss/total"])
-        assert trainer.trained.is_gradient_checkpointing is asked
+        results.append([entry["loss/total"] for entry in trainer.state.log_history])
+        counts.append(len(calls))
+    assert counts[0] == 0
+    assert counts[1] > 0
     assert results[0] == pytest.approx(results[1], abs=1e-6)
 
 
@@ -419,7 +425,7 @@ def test_a_spent_budget_stops_the_run_with_a_checkpoint(make_trainer, tmp_path):
                 raise BudgetExhausted("nothing left")
             return super().correct(requests)
 
-    trainer = make_trainer(corrector=Spendthrift(), total_env_steps=64)
+    trainer = make_trainer(corrector=Spendthrift(), total_env_steps=64, save_strategy="steps", save_steps=100)
     trainer.train()
     # The update in which it ran out is finished with what was paid for.
     assert trainer.state.global_step == 2
@@ -435,7 +441,7 @@ def test_an_interrupt_leaves_a_checkpoint_and_releases_the_corrector(make_traine
             self.closed = True
 
     corrector = Interrupted()
-    trainer = make_trainer(corrector=corrector, total_env_steps=64)
+    trainer = make_trainer(corrector=corrector, total_env_steps=64, save_strategy="steps", save_steps=100)
     finish = trainer._finish_update
 
     def interrupt(*args):
@@ -454,6 +460,191 @@ def test_log_completions_shows_steps_and_reads_no_markup(make_trainer, capsys):
     shown = capsys.readouterr().out
     assert "Sampled steps" in shown
     assert "correction" in shown
+
+
+def rollout_of(trainer, rewards, **ends):
+    """A rollout of one environment that ends at once, with these rewards; `ends` are fields of every transition."""
+    image = np.zeros((28, 28, 3), np.uint8)
+    response = trainer.task.format.parse('{"thoughts": "it is red", "action": "red"}')
+    fields = {"terminated": False, "truncated": False, "bootstrap": False, "legal": True, **ends}
+    steps = [
+        Transition(
+            env_index=0,
+            step=i,
+            image=image,
+            prompt="Which colour?",
+            response=response,
+            response_ids=np.array([5, 6, 2]),
+            reward=reward,
+            info={"colour": "red"},
+            final_image=image if fields["bootstrap"] else None,
+            final_prompt="Which colour?" if fields["bootstrap"] else None,
+            **fields,
+        )
+        for i, reward in enumerate(rewards)
+    ]
+    return Rollout(steps, [None] * len(steps), [image], ["Which colour?"])
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        # Every value is 2; γ = 0.9, λ = 0, so that a return is r + γ · (the value that follows).
+        ({}, [1 + 0.9 * 2, -1 + 0.9 * 2]),
+        ({"terminated": True}, [1, -1]),
+        # a step limit that the state doesn't show: the value of the true final observation follows
+        ({"truncated": True, "bootstrap": True}, [1 + 0.9 * 2, -1 + 0.9 * 2]),
+        # a cut, or a formula that became too long: an end, although the environment says truncated
+        ({"truncated": True, "bootstrap": False}, [1, -1]),
+    ],
+)
+def test_returns_follow_how_a_step_ended(make_trainer, ends, expected):
+    trainer = make_trainer(num_envs=1, rollout_steps=2, per_device_train_batch_size=2, lam=0.0, reward_scale=1.0)
+    trainer.trained.value_head.layers[-1].bias.data.fill_(2.0)
+    _, returns = trainer._advantages(rollout_of(trainer, [1.0, -1.0], **ends), torch.tensor([2.0, 2.0]))
+    assert returns.tolist() == pytest.approx(expected)
+
+
+def test_rewards_are_scaled_by_the_task_or_the_settings(make_trainer):
+    class TenTimes(ColourTask):
+        reward_scale = 0.1
+
+    for scale, expected in ((None, 0.1), (0.5, 0.5)):
+        trainer = make_trainer(
+            task=TenTimes(), num_envs=1, rollout_steps=1, per_device_train_batch_size=1, reward_scale=scale
+        )
+        _, returns = trainer._advantages(rollout_of(trainer, [1.0], terminated=True), torch.tensor([0.0]))
+        assert returns.tolist() == pytest.approx([expected])
+
+
+def test_settings_reach_the_place_where_they_matter(make_trainer, monkeypatch):
+    seen = {}
+    policy_loss, value_loss = ppo.policy_loss, ppo.value_loss
+
+    def watch_policy(logprob, old, advantages, cliprange, dual_clip):
+        seen["policy"] = (cliprange, dual_clip)
+        return policy_loss(logprob, old, advantages, cliprange, dual_clip)
+
+    def watch_value(values, returns, old_values, cliprange_value):
+        seen["value"] = cliprange_value
+        return value_loss(values, returns, old_values, cliprange_value)
+
+    monkeypatch.setattr(ppo, "policy_loss", watch_policy)
+    monkeypatch.setattr(ppo, "value_loss", watch_value)
+    trainer = make_trainer(
+        cliprange=0.3, dual_clip=7.0, cliprange_value=0.4, invalid_action="penalty", value_learning_rate=0.5
+    )
+    assert trainer.collector.penalize
+    head = {id(p) for p in trainer.trained.value_head.parameters()}
+    rates = {group["lr"] for group in trainer.optimizer.param_groups for p in group["params"] if id(p) in head}
+    assert rates == {0.5}
+    trainer.train()
+    assert seen == {"policy": (0.3, 7.0), "value": 0.4}
+
+
+def test_the_cloning_phase_has_its_own_learning_rate(make_trainer):
+    trainer = make_trainer(update_schedule="separate", cloning_learning_rate=5e-3, lr_scheduler_type="constant")
+    rates = []
+    term = trainer.updater._cloning_term
+
+    def watch(*args):
+        rates.append(trainer.optimizer.param_groups[0]["lr"])
+        return term(*args)
+
+    trainer.updater._cloning_term = watch
+    trainer.train()
+    assert rates == pytest.approx([5e-3] * len(rates))
+    assert rates
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-3)
+
+
+def test_labels_end_before_the_action_where_a_tokenizer_normalises(make_trainer, toy_checkpoint):
+    """Composed and decomposed accents: the ids spell another number of characters than was rendered."""
+    processor = AutoProcessor.from_pretrained(toy_checkpoint)
+    model = AutoModelForImageTextToText.from_pretrained(toy_checkpoint)
+    processor.tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace("é", "e")]
+    )
+    trainer = make_trainer(model=model, trainer_kwargs={"processing_class": processor})
+    step = rollout_of(trainer, [0.0]).transitions[0]
+    correction = Correction(
+        "corrected", thought={"thoughts": "it is re\u0301\u0065\u0301\u0065\u0301d"}, action="blue"
+    )
+    ids, labels = trainer._labels(step, correction)
+    assert labels > 0
+    assert "action" not in trainer.policy.spans.text(ids[:labels])
+
+
+def test_a_run_can_be_made_longer(make_trainer, tmp_path):
+    make_trainer(save_strategy="steps", total_env_steps=32).train()
+    longer = make_trainer(save_strategy="steps", total_env_steps=80)
+    longer.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    assert longer.state.global_step == 5
+    # the linear schedule of five updates, not of two
+    assert [entry["lr"] for entry in longer.state.log_history[2:]] == pytest.approx([6e-4, 4e-4, 2e-4])
+
+
+def test_a_collapse_callback_added_later_is_saved_and_restored(make_trainer, tmp_path):
+    trainer = make_trainer(save_strategy="steps", total_env_steps=32, save_steps=1)
+    callback = ThoughtCollapseCallback(patience=100)
+    trainer.add_callback(callback)
+    trainer.train()
+    again = ThoughtCollapseCallback(patience=100)
+    resumed = make_trainer(total_env_steps=32, trainer_kwargs={"callbacks": [again]})
+    resumed.load_trainer_state(str(tmp_path / "run" / "checkpoint-2"))
+    assert again.first_distinct == callback.first_distinct is not None
+
+
+def test_a_collapse_stop_leaves_a_checkpoint(make_trainer, tmp_path):
+    alarm = ThoughtCollapseCallback(max_top=0.0, patience=1, stop=True)
+    trainer = make_trainer(
+        save_strategy="steps", save_steps=100, total_env_steps=64, trainer_kwargs={"callbacks": [alarm]}
+    )
+    trainer.train()
+    assert trainer.state.global_step == 1
+    assert (tmp_path / "run" / "checkpoint-1").is_dir()
+
+
+def test_pushing_saves_within_saving(make_trainer, tmp_path):
+    """With `push_to_hub` Trainer's save_model pushes, and pushing saves: the policy must be there both times."""
+    trainer = make_trainer()
+    whole = trainer.model
+    with trainer._policy_as_model():
+        trainer.save_model(str(tmp_path / "saved"))
+        assert trainer.model is trainer.trained.policy
+    assert trainer.model is whole
+    assert (tmp_path / "saved" / "model.safetensors").is_file()
+    assert (tmp_path / "saved" / "value_head.safetensors").is_file()
+
+
+def test_a_users_optimizer_gets_the_value_head_too(make_trainer):
+    model, processor = build_toy_model()
+    trainer = make_trainer(
+        model=model,
+        trainer_kwargs={
+            "processing_class": processor,
+            "optimizers": (torch.optim.Adam(model.parameters(), lr=1e-3), None),
+        },
+        thought_cloning_coef=0.0,
+    )
+    before = parameters(trainer.trained.value_head)
+    trainer.train()
+    assert changed(before, trainer.trained.value_head)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(make_trainer):
+    class NotANumber(ColourTask):
+        reward_scale = float("nan")
+
+    with pytest.raises(FloatingPointError, match="The loss is nan"):
+        make_trainer(task=NotANumber()).train()
+
+
+def test_a_half_precision_checkpoint_is_trained_in_float32(make_trainer, toy_checkpoint, tmp_path):
+    AutoModelForImageTextToText.from_pretrained(toy_checkpoint, dtype=torch.float16).save_pretrained(tmp_path / "half")
+    AutoProcessor.from_pretrained(toy_checkpoint).save_pretrained(tmp_path / "half")
+    trainer = make_trainer(model=str(tmp_path / "half"))
+    assert {p.dtype for p in trainer.trained.policy.parameters()} == {torch.float32}
 
 
 # --- resuming --------------------------------------------------------------------------------------------------------
