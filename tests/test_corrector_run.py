@@ -37,7 +37,7 @@ def settings(folder: Path, **overrides: Any) -> GTRConfig:
             "use_cpu": True,
             "report_to": "none",
             "disable_tqdm": True,
-            "save_strategy": "no",
+            "save_strategy": "steps",
             "gradient_checkpointing": False,
             "num_envs": 4,
             "rollout_steps": 4,
