@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 import sys
@@ -99,12 +100,13 @@ def test_any_error_ends_what_is_under_way_and_the_trainer_can_go_on(toy_checkpoi
     with ChatServer(*[says(RED)] * 4, hangs) as server:
         corrector = openai(server, timeout=100.0, deadline=100.0)
         trainer = GTRTrainer(toy_checkpoint, settings(tmp_path), ColourTask(), corrector)
-        generate = trainer.collector.generate
+        generate, calls = trainer.collector.generate, itertools.count()
 
         def broken(*args: Any) -> Any:
-            if len(server.seen) > 4:
-                raise RuntimeError("broken on purpose")
-            return generate(*args)
+            if next(calls) < 3:
+                return generate(*args)
+            server.wait_for(lambda: len(server.seen) > 4 and server.in_flight > 0)
+            raise RuntimeError("broken on purpose")
 
         trainer.collector.generate = broken
         with pytest.raises(RuntimeError, match="broken on purpose"):
