@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -573,6 +574,15 @@ def test_labels_end_before_the_action_where_a_tokenizer_normalises(make_trainer,
     ids, labels = trainer._labels(step, correction)
     assert labels > 0
     assert "action" not in trainer.policy.spans.text(ids[:labels])
+
+
+def test_half_a_character_is_no_label(make_trainer):
+    trainer = make_trainer(clone_right_thoughts=True)
+    step = rollout_of(trainer, [0.0]).transitions[0]
+    response = trainer.task.format.parse('{"thoughts": "it is \\ud800", "action": "red"}')
+    assert response.valid
+    ids, labels = trainer._labels(replace(step, response=response), Correction("right", action="red"))
+    assert (len(ids), labels) == (0, 0)
 
 
 def test_a_run_can_be_made_longer(make_trainer, tmp_path):

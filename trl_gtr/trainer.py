@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import resource
 import sys
 import textwrap
@@ -45,6 +46,8 @@ from .types import Correction, Generation, Rollout, Transition
 from .update import Experience, Updater
 
 logger = logging.getLogger(__name__)
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class StepScores(NamedTuple):
@@ -221,7 +224,10 @@ class GTRTrainer(PPOBridge):
         else:
             return np.zeros(0, np.int64), 0
         action = correction.action or own.action
-        ids = self.policy.encode_response(self.task.format.render(thought, action or ""))
+        text = self.task.format.render(thought, action or "")
+        if _SURROGATE.search(text):
+            return np.zeros(0, np.int64), 0  # half a character, kept from the agent's own words: no tokenizer takes it
+        ids = self.policy.encode_response(text)
         # Where the action begins in what the ids spell: a tokenizer may have normalised the text.
         span = self.task.format.parse(self.policy.spans.text(ids)).action_span
         end = self.policy.spans.action_start(ids, span) if span else 0
