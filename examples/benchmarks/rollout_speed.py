@@ -22,19 +22,18 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from trl_gtr import ExpertCorrector, GTRConfig, GTRTrainer, make_task, tiny_llava
+from trl_gtr import ExpertCorrector, GTRConfig, GTRTrainer, launch, make_task, tiny_llava
 from trl_gtr.policy import VLMPolicy
 from trl_gtr.rollouts import Clock, RolloutCollector
 from trl_gtr.types import Generation
 
-LENGTH = 48
+LENGTH = 64
 
 
 def collection(console: Console, steps: int) -> None:
-    """Batches of equal work: EOS is suppressed, so that every response has `LENGTH` tokens."""
-    model, processor = tiny_llava.build()
+    """The embedded model on the hands that it plays."""
+    model, processor = tiny_llava.load()
     policy = VLMPolicy(model, processor, temperature=0.2, max_completion_length=LENGTH)
-    policy.suppressed[policy.eos_token_ids] = True
     generating = Clock()
     raw = model.generate
 
@@ -46,9 +45,12 @@ def collection(console: Console, steps: int) -> None:
     table = Table("environments", "steps/s", "generate alone", "overhead", title="Collecting Points24")
     for num_envs in (1, 8, 32):
         collector = RolloutCollector(
-            make_task("points24"), partial(policy.generate, model), ExpertCorrector(), num_envs=num_envs
+            launch.task_with_hands("points24", "pool"),
+            partial(policy.generate, model),
+            ExpertCorrector(),
+            num_envs=num_envs,
         )
-        collector.collect(1)
+        collector.collect(steps)  # so that hands and cards are known, as they are in a run
         generating.seconds.clear()
         start = time.perf_counter()
         collector.collect(steps)
@@ -75,7 +77,7 @@ def update(console: Console) -> None:
             per_device_eval_batch_size=32,
             max_completion_length=LENGTH,
         )
-        model, processor = tiny_llava.build()
+        model, processor = tiny_llava.load()
         trainer = GTRTrainer(model, args, make_task("points24"), ExpertCorrector(), processing_class=processor)
         with contextlib.redirect_stdout(io.StringIO()):
             trainer.train()
