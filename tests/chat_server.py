@@ -43,7 +43,7 @@ class ChatServer:
         self.released = threading.Event()  # ends every hanging step
         self.in_flight = self.most_in_flight = 0
         self.changed = threading.Condition()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http = _Http(("127.0.0.1", 0), Handler)
         self._http.daemon_threads = True
         self._http.chat = self  # type: ignore[attr-defined]
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
@@ -85,8 +85,17 @@ class ChatServer:
             assert self.changed.wait_for(condition, seconds), "the server never got there"
 
 
+class _Http(ThreadingHTTPServer):
+    request_queue_size = 256  # 5 else: a burst of connections on a busy machine would find no place and be cut
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+
+    def end_headers(self) -> None:
+        # One connection a request: a client that reuses one just as it is closed would see a fault that no test wrote.
+        self.send_header("Connection", "close")
+        super().end_headers()
 
     @property
     def chat(self) -> ChatServer:
