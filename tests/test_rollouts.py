@@ -1,5 +1,6 @@
 """RolloutCollector: what is recorded, what is asked, and what happens to unreadable answers."""
 
+import itertools
 import pickle
 import threading
 import time
@@ -155,6 +156,47 @@ def test_corrections_hide_behind_the_steps_that_follow():
     go_on.set()
     thread.join(timeout=20)
     assert len(results[0].corrections) == 12
+
+
+def test_a_rollout_out_of_time_is_shorter_and_ends_where_it_stands(monkeypatch):
+    source = collector(ColourTask(length=3))
+    now = iter(range(1000))  # every look at the clock is a second later
+    monkeypatch.setattr("trl_gtr.rollouts.time.monotonic", lambda: float(next(now)))
+    rollout = source.collect(100, timeout=4.0)
+    assert 1 < len(rollout) / 3 < 6
+    assert len(rollout.corrections) == len(rollout)
+    assert [np.array_equal(*pair) for pair in zip(rollout.last_images, source.images, strict=True)] == [True] * 3
+    assert len(source.collect(2, timeout=0.0)) == 3  # one step, even where there is no time at all
+
+
+def test_a_correction_that_is_late_has_failed():
+    release = threading.Event()
+
+    class Stuck:
+        def correct(self, requests):
+            release.wait(60)
+            return ExpertCorrector().correct(requests)
+
+    try:
+        rollout = collector(corrector=Stuck()).collect(2, correction_timeout=0.05)
+    finally:
+        release.set()
+    assert [c.reason.split(":")[0] for c in rollout.corrections] == ["timeout"] * 6
+
+
+def test_a_stop_ends_the_rollout_and_waits_for_nobody():
+    release, asked = threading.Event(), itertools.count()
+
+    class Stuck:
+        def correct(self, requests):
+            release.wait(60)
+            return []
+
+    try:
+        rollout = collector(corrector=Stuck()).collect(50, stopped=lambda: next(asked) >= 2)
+    finally:
+        release.set()
+    assert len(rollout) == 2 * 3
 
 
 def test_a_corrector_error_surfaces_at_the_end_of_the_rollout():

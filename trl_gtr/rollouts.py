@@ -7,9 +7,10 @@ step and joined when the rollout ends, so that a slow corrector hides behind the
 from __future__ import annotations
 
 import copy
+import math
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -76,25 +77,47 @@ class RolloutCollector:
         env = self.task.make_env()
         return SkippableStep(env) if self.penalize else env
 
-    def collect(self, steps: int) -> Rollout:
-        """Play `steps` steps in every environment."""
+    def collect(
+        self,
+        steps: int,
+        *,
+        timeout: float = math.inf,
+        correction_timeout: float = math.inf,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Rollout:
+        """Play `steps` steps in every environment, or as many as `timeout` seconds allow, at least one.
+
+        Args:
+            timeout: Looked at between vector steps. A rollout that it ends is shorter, and otherwise like any other.
+            correction_timeout: Seconds to wait at the end for corrections; what isn't back by then has failed.
+            stopped: Asked between vector steps and while waiting; `True` ends the rollout where it stands.
+        """
         reopen = getattr(self.corrector, "reopen", None)
         if reopen is not None:
             reopen()  # an earlier run may have been interrupted
         pool = ThreadPoolExecutor(self.correction_workers, thread_name_prefix="corrector")
         try:
-            return self._collect(steps, pool)
+            return self._collect(steps, pool, time.monotonic() + timeout, correction_timeout, stopped)
         finally:
             # Nothing is left to wait for, but after an error or an interrupt.
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _collect(self, steps: int, pool: ThreadPoolExecutor) -> Rollout:
+    def _collect(
+        self,
+        steps: int,
+        pool: ThreadPoolExecutor,
+        deadline: float,
+        correction_timeout: float,
+        stopped: Callable[[], bool],
+    ) -> Rollout:
         clock = Clock()
         transitions: list[Transition] = []
         pending: list[Future[list[Correction]] | None] = []
         asked: list[list[int]] = []
         finished: list[Sequence[Transition]] = []
         for step in range(steps):
+            if stopped() or (step > 0 and time.monotonic() >= deadline):
+                break
             with clock("generate"):
                 prompts = self._prompts()
                 generations = self.generate(prompts, self.images)
@@ -107,6 +130,7 @@ class RolloutCollector:
                 transitions += played
                 finished += self._close_episodes(played)
         with clock("wait_for_corrections"):
+            _wait(pending, correction_timeout, stopped)
             corrections, stop_reason = _join(pending, asked, len(self.images))
         if stop_reason is None and getattr(self.corrector, "exhausted", False):
             stop_reason = "the corrector's budget is spent"
@@ -291,12 +315,20 @@ def unpack_infos(infos: Mapping[str, Any], num_envs: int) -> list[dict[str, Any]
     return unpacked
 
 
+def _wait(pending: list[Future[list[Correction]] | None], seconds: float, stopped: Callable[[], bool]) -> None:
+    """Until every correction is in, time is up, or the run is to stop."""
+    end = time.monotonic() + seconds
+    missing = {future for future in pending if future is not None}
+    while missing and not stopped() and time.monotonic() < end:
+        missing = wait(missing, timeout=min(0.5, end - time.monotonic())).not_done
+
+
 def _join(
     pending: list[Future[list[Correction]] | None], asked: list[list[int]], num_envs: int
 ) -> tuple[list[Correction | None], str | None]:
-    """Wait for every correction; one per transition, `None` where nothing was asked. Errors surface here.
+    """One correction per transition, `None` where nothing was asked. Errors surface here.
 
-    A spent budget is no error: what was paid for is kept, the rest counts as failed, and the reason is handed on.
+    An answer that isn't in yet came too late. A spent budget is no error: what was paid for is kept, the rest counts as failed, and the reason is handed on.
     """
     corrections: list[Correction | None] = []
     stop_reason = None
@@ -304,7 +336,8 @@ def _join(
         row: list[Correction | None] = [None] * num_envs
         if future is not None:
             try:
-                answers = future.result()
+                late = not future.done()
+                answers = [failed("timeout", "not back in time") for _ in indices] if late else future.result()
             except BudgetExhausted as spent:
                 stop_reason = str(spent)
                 answers = [failed("budget", stop_reason) for _ in indices]

@@ -143,7 +143,8 @@ class Transition:
 
 @dataclass
 class Rollout:
-    """`num_envs × rollout_steps` transitions, in the order step by step, environment by environment."""
+    """`num_envs × rollout_steps` transitions, in the order step by step, environment by environment; fewer steps if
+    the collection ran out of time."""
 
     transitions: list[Transition]
     corrections: list[Correction | None]
