@@ -328,7 +328,8 @@ def _join(
 ) -> tuple[list[Correction | None], str | None]:
     """One correction per transition, `None` where nothing was asked. Errors surface here.
 
-    An answer that isn't in yet came too late. A spent budget is no error: what was paid for is kept, the rest counts as failed, and the reason is handed on.
+    An answer that isn't in yet comes too late. A spent budget is no error: what was paid for is kept, the rest counts
+    as failed, and the reason is handed on.
     """
     corrections: list[Correction | None] = []
     stop_reason = None
