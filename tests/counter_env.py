@@ -1,14 +1,19 @@
-"""A small environment for the workers' tests, in a module of its own: workers import nothing else of the tests."""
+"""A small environment and its task for the workers' tests, in a module of its own: workers import nothing else of the
+tests."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+
+from trl_gtr.thought_format import ThoughtFormat
+from trl_gtr.types import Response, Transition
 
 
 class Counter(gym.Env):
@@ -45,3 +50,40 @@ class Counter(gym.Env):
 
 def make() -> gym.Env:
     return Counter()
+
+
+class CounterTask:
+    """`{"action": "go"}`, in this process or in others."""
+
+    name = "counter"
+    format = ThoughtFormat(())
+
+    def __init__(self, vectorization: str = "processes") -> None:
+        self.vectorization = vectorization
+
+    def make_env(self, *, evaluation: bool = False) -> gym.Env:
+        return Counter()
+
+    def prompt(self, observation: Any, info: Mapping[str, Any]) -> str:
+        return f"{info['inner']['count']} of {info['target']}"
+
+    def public_state(self, info: Mapping[str, Any]) -> dict[str, Any]:
+        return {}
+
+    def legal_actions(self, info: Mapping[str, Any]) -> Sequence[str]:
+        return ["go", "go!"]
+
+    def to_env_action(self, response: Response, info: Mapping[str, Any]) -> str | None:
+        return response.action
+
+    def judge(self, response: Response, info: Mapping[str, Any]) -> dict[str, bool]:
+        return {}
+
+    def success(self, transitions: Sequence[Transition]) -> bool:
+        return transitions[-1].terminated
+
+    def solvable(self, info: Mapping[str, Any]) -> bool:
+        return True
+
+    def metrics(self, transitions: Sequence[Transition]) -> dict[str, float]:
+        return {f"success_{transitions[0].info['target']}": float(self.success(transitions))}

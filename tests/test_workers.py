@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,11 +14,15 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from counter_env import Counter, make
+from counter_env import Counter, CounterTask, make
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from trl_gtr.environments.workers import WorkerLost, WorkerVectorEnv
-from trl_gtr.rollouts import unpack_infos
+from trl_gtr.evaluation import evaluate_agent
+from trl_gtr.metrics import Means
+from trl_gtr.rollout_metrics import count_rollout
+from trl_gtr.rollouts import RolloutCollector, unpack_infos
+from trl_gtr.types import Generation, Rollout
 
 
 def same(first: Any, second: Any) -> bool:
@@ -178,3 +184,99 @@ def test_workers_do_not_load_torch() -> None:
 def test_what_makes_no_sense_is_refused(arguments: tuple[int, dict[str, Any]]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         WorkerVectorEnv(make, arguments[0], **arguments[1])
+
+
+# -- in a run --------------------------------------------------------------------------------------------------------
+
+
+def says(action: str = "go") -> Any:
+    text = f'{{"action": "{action}"}}'
+    return lambda prompts, images: [Generation(np.zeros(1, np.int64), text) for _ in prompts]
+
+
+def played(rollout: Rollout) -> list[Any]:
+    return [(t.env_index, t.prompt, t.reward, t.terminated, t.info, t.final_info) for t in rollout.transitions]
+
+
+def test_a_collector_plays_the_same_in_processes() -> None:
+    """Up to a checkpoint and on from it; the wrapper under which an unreadable response costs a step goes along."""
+    here = RolloutCollector(CounterTask("sync"), says(), num_envs=2, seed=1)  # type: ignore[arg-type]
+    task = CounterTask()
+    there, later = (
+        RolloutCollector(task, says(), num_envs=2, seed=seed, invalid_action="penalty")  # type: ignore[arg-type]
+        for seed in (1, 2)
+    )
+    try:
+        assert played(here.collect(5)) == played(there.collect(5))
+        later.load_state_dict(there.state_dict())
+        expected = here.collect(5)
+        assert played(expected) == played(later.collect(5))
+        assert len(expected.episodes) > 2
+    finally:
+        there.close()
+        later.close()
+
+
+def test_a_lost_episode_is_counted_and_no_failure() -> None:
+    task = CounterTask()
+    collector = RolloutCollector(task, says(), num_envs=2)  # type: ignore[arg-type]
+    try:
+        collector.collect(1)
+        os.kill(collector.envs.workers[0].pid, signal.SIGKILL)  # type: ignore[union-attr]
+        with pytest.warns(UserWarning, match="its episode lost"):
+            rollout = collector.collect(6)
+    finally:
+        collector.close()
+    lost = next(t for t in rollout.transitions if t.env_index == 0)
+    assert (lost.reward, lost.truncated, lost.bootstrap) == (0.0, True, False)
+    means = Means()
+    count_rollout(rollout, task, means)
+    metrics = means.reduce(1)
+    assert metrics["episode/worker_lost"] == pytest.approx(1 / len(rollout.episodes))
+    assert metrics["episode/success"] == 1.0
+
+
+class Careless:
+    """Kills every worker once, in its first episode."""
+
+    def __init__(self, action: str, times: int) -> None:
+        self.action, self.left = action, times
+
+    def respond(self, prompts: list[str], images: list[Any], infos: Any) -> list[str]:
+        answers = []
+        for prompt in prompts:
+            careless = self.left > 0 and prompt.startswith("1 ")
+            self.left -= careless
+            answers.append(f'{{"action": "{self.action if careless else "go"}"}}')
+        return answers
+
+
+def test_an_evaluation_is_the_same_in_processes() -> None:
+    """Also where workers are lost: their episodes are played again."""
+    reports = [
+        evaluate_agent(Careless("raise", times), CounterTask(where), 4, num_envs=2)  # type: ignore[arg-type]
+        for where, times in (("sync", 0), ("processes", 0))
+    ]
+    with pytest.warns(UserWarning, match="begins anew"):
+        reports.append(evaluate_agent(Careless("die", 2), CounterTask(), 4, num_envs=2))  # type: ignore[arg-type]
+    assert reports[0] == reports[1] == reports[2]
+    by_target = reports[0].extra()
+    assert by_target
+    assert set(by_target) <= {"success_2", "success_3", "success_4"}
+    assert reports[0].metrics()[next(iter(by_target))] == 1.0
+
+
+def test_an_evaluation_that_loses_every_worker_ends() -> None:
+    with pytest.warns(UserWarning, match="begins anew"), pytest.raises(WorkerLost, match="on purpose"):
+        evaluate_agent(Careless("raise", 99), CounterTask(), 1)  # type: ignore[arg-type]
+
+
+def test_what_an_environment_lacks_is_a_value_error() -> None:
+    class Lacking(CounterTask):
+        def make_env(self, *, evaluation: bool = False) -> gym.Env:
+            raise ImportError("pip install something")
+
+    with pytest.raises(ValueError, match=r"^pip install something$"):
+        RolloutCollector(Lacking(), says(), num_envs=1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^pip install something$"):
+        evaluate_agent(Careless("go", 0), Lacking(), 1)  # type: ignore[arg-type]

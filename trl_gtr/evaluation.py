@@ -1,20 +1,25 @@
 """How good is an agent? `evaluate_agent(agent, task)` → [`EvaluationReport`] with confidence intervals.
 
 Episode k is dealt by (seed, k) alone, so that every agent plays the same deals. Nothing is cut, and returns are the
-environment's own.
+environment's own. Where a task wants processes, an episode whose worker is lost is played again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from .agents import Agent
-from .rollouts import INVALID_ACTION_PENALTY
+from .environments.workers import WorkerEnv, WorkerLost, WorkerRefused
+from .rollouts import INVALID_ACTION_PENALTY, in_processes
 from .tasks.base import Task
 from .types import Response, Transition
 
@@ -56,6 +61,8 @@ class EpisodeResult:
     valid_steps: int
     legal_steps: int
     true_steps: int
+    extra: Mapping[str, float] = field(default_factory=dict)
+    """What the task's own `metrics` says."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,13 @@ class EvaluationReport:
             "legal": sum(e.legal_steps for e in self.episodes) / steps,
             "true_thoughts": sum(e.true_steps for e in self.episodes) / steps,
             "episodes": float(len(self.episodes)),
+            **self.extra(),
         }
+
+    def extra(self) -> dict[str, float]:
+        """The means of the task's own metrics, each over the episodes that have it (success by task type)."""
+        names = sorted({name for e in self.episodes for name in e.extra})
+        return {name: float(np.mean([e.extra[name] for e in self.episodes if name in e.extra])) for name in names}
 
     def to_json(self) -> dict[str, Any]:
         return {"task": self.task, "metrics": self.metrics(), "episodes": [asdict(e) for e in self.episodes]}
@@ -124,35 +137,96 @@ def evaluate_agent(
     waiting = list(reversed(numbers))
     playing: list[_Episode] = []
     results: list[EpisodeResult] = []
-    while waiting or playing:
-        while waiting and len(playing) < num_envs:
-            playing.append(_Episode(task, waiting.pop(), seed, invalid_action))
-        prompts = [task.prompt(episode.observation, episode.info) for episode in playing]
-        texts = agent.respond(prompts, [e.observation for e in playing], [e.info for e in playing])
-        for episode, prompt, text in zip(playing, prompts, texts, strict=True):
-            episode.step(prompt, text)
-        results += [episode.result() for episode in playing if episode.ended]
-        playing = [episode for episode in playing if not episode.ended]
+    with _Envs(task, min(num_envs, len(numbers))) as envs:
+        while waiting or playing:
+            begun: list[_Episode] = []
+            while waiting and len(playing) + len(begun) < num_envs:
+                begun.append(_Episode(task, envs.take(), waiting.pop(), seed, invalid_action))
+            envs.for_each(_Episode.begin, begun)
+            playing += begun
+            prompts = [task.prompt(episode.observation, episode.info) for episode in playing]
+            texts = agent.respond(prompts, [e.observation for e in playing], [e.info for e in playing])
+            envs.for_each(_Episode.step, playing, prompts, texts)
+            for episode in (episode for episode in playing if episode.ended):
+                results.append(episode.result())
+                envs.give_back(episode.env)
+            playing = [episode for episode in playing if not episode.ended]
     return EvaluationReport(task.name, tuple(sorted(results, key=lambda result: result.index)))
+
+
+class _Envs:
+    """Environments for episodes: a fresh one for each, or worker processes that play one after the other."""
+
+    def __init__(self, task: Task, count: int) -> None:
+        self.make = partial(task.make_env, evaluation=True)
+        self.workers = [WorkerEnv(self.make) for _ in range(count)] if in_processes(task) else []
+        self.free = list(self.workers)
+        self.threads = ThreadPoolExecutor(count)  # each waits for one worker; without workers none is started
+
+    def __enter__(self) -> _Envs:
+        for worker in self.workers:
+            worker.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.threads.shutdown()
+        for worker in self.workers:
+            worker.close()
+
+    def take(self) -> gym.Env:
+        return self.free.pop() if self.workers else self.make()
+
+    def give_back(self, env: gym.Env) -> None:
+        if isinstance(env, WorkerEnv):
+            self.free.append(env)
+        else:
+            env.close()
+
+    def for_each(self, method: Callable[..., None], *columns: Sequence[Any]) -> None:
+        """Call `method` with every row of the columns; at once for all workers."""
+        rows = list(zip(*columns, strict=True))
+        for _ in (self.threads.map if self.workers else map)(lambda row: method(*row), rows):
+            pass  # every call is waited for, and its error raised
 
 
 class _Episode:
     """One environment from its reset to its end."""
 
-    def __init__(self, task: Task, index: int, seed: int, invalid_action: str) -> None:
-        self.task, self.index, self.penalize = task, index, invalid_action == "penalty"
-        self.env = task.make_env(evaluation=True)
-        self.rng = np.random.default_rng([seed, index, 3])
-        self.observation, self.info = self.env.reset(
-            seed=int(np.random.SeedSequence([seed, index, 2]).generate_state(1)[0])
-        )
+    def __init__(self, task: Task, env: gym.Env, index: int, seed: int, invalid_action: str) -> None:
+        self.task, self.env, self.index, self.seed = task, env, index, seed
+        self.penalize = invalid_action == "penalty"
+        self.losses = 0
+
+    def begin(self) -> None:
+        while True:
+            try:
+                deal = int(np.random.SeedSequence([self.seed, self.index, 2]).generate_state(1)[0])
+                self.observation, self.info = self.env.reset(seed=deal)
+                break
+            except WorkerLost as loss:
+                self._count_loss(loss)
+        self.rng = np.random.default_rng([self.seed, self.index, 3])
         self.limit = self.env.spec.max_episode_steps if self.env.spec and self.env.spec.max_episode_steps else 300
-        self.solvable = task.solvable(self.info)
+        self.solvable = self.task.solvable(self.info)
         self.transitions: list[Transition] = []
         self.true_steps = 0
         self.ended = False
 
     def step(self, prompt: str, text: str) -> None:
+        try:
+            self._step(prompt, text)
+        except WorkerLost as loss:
+            self._count_loss(loss)
+            self.begin()
+
+    def _count_loss(self, loss: WorkerLost) -> None:
+        """An episode whose worker is lost is played again, three times at most."""
+        self.losses += 1
+        if self.losses >= 3 or isinstance(loss, WorkerRefused):
+            raise loss
+        warnings.warn(f"Episode {self.index} begins anew, for its worker was lost: {loss}", stacklevel=2)
+
+    def _step(self, prompt: str, text: str) -> None:
         response, info = self.task.format.parse(text), self.info
         action = self.task.to_env_action(response, info) if response.valid else None
         legal = action is not None
@@ -190,7 +264,6 @@ class _Episode:
         return self.task.to_env_action(replace(response, action=text, error=None), self.info)
 
     def result(self) -> EpisodeResult:
-        self.env.close()
         return EpisodeResult(
             index=self.index,
             success=self.task.success(self.transitions),
@@ -200,4 +273,5 @@ class _Episode:
             valid_steps=sum(t.response.valid for t in self.transitions),
             legal_steps=sum(t.legal for t in self.transitions),
             true_steps=self.true_steps,
+            extra=dict(self.task.metrics(self.transitions)) if hasattr(self.task, "metrics") else {},
         )

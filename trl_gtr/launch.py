@@ -131,6 +131,7 @@ def train_and_report(trainer: GTRTrainer, eval_tasks: Mapping[str, Task]) -> dic
     if not trainer.args.resume_from_checkpoint:
         evaluate("start")
     trainer.train(resume_from_checkpoint=resume_from(trainer.args))
+    trainer.collector.close()
     evaluate("end")
     trainer.save_model()
     trainer.save_state()

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .metrics import Means
+from .rollouts import in_processes
 from .types import Rollout
 
 _TAIL = 60
@@ -19,6 +20,11 @@ _TAIL = 60
 def count_rollout(rollout: Rollout, task: Any, means: Means) -> None:
     """Add the rollout's episodes, responses and corrections to `means`."""
     for episode in rollout.episodes:
+        if in_processes(task):
+            lost = bool((episode[-1].final_info or {}).get("worker_lost"))
+            means.add("episode/worker_lost", lost)
+            if lost:
+                continue  # nobody knows how it would have ended
         success = task.success(episode)
         means.add("episode/return", sum(step.reward for step in episode))
         means.add("episode/length", len(episode))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import cloudpickle
@@ -20,6 +21,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from .correctors.base import BudgetExhausted, Corrector, failed
+from .environments.workers import WorkerVectorEnv
 from .tasks.base import Task
 from .types import Correction, CorrectionRequest, Generation, Response, Rollout, Transition
 
@@ -61,7 +63,7 @@ class RolloutCollector:
     ) -> None:
         self.task, self.generate, self.corrector = task, generate, corrector
         self.first_index, self.penalize = first_index, invalid_action == "penalty"
-        self.envs = SyncVectorEnv([self._make_env] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+        self.envs = make_vector_env(partial(make_env, task, self.penalize), num_envs, in_processes(task))
         self.correction_workers = correction_workers
         indices = range(first_index, first_index + num_envs)
         self.rngs = [np.random.default_rng([seed, index, 1]) for index in indices]
@@ -72,10 +74,6 @@ class RolloutCollector:
         self.images = [np.array(image) for image in observations]
         self.infos = unpack_infos(infos, num_envs)
         self.episodes: list[list[Transition]] = [[] for _ in range(num_envs)]
-
-    def _make_env(self) -> gym.Env:
-        env = self.task.make_env()
-        return SkippableStep(env) if self.penalize else env
 
     def collect(
         self,
@@ -231,9 +229,9 @@ class RolloutCollector:
 
     def state_dict(self) -> bytes:
         """Everything that the next rollout depends on, the environments in mid-episode included."""
-        state = (self.envs.envs, self.rngs, self.images, self.infos, self.episodes)
         try:
-            return cloudpickle.dumps(state)
+            envs = self.envs.get_states() if isinstance(self.envs, WorkerVectorEnv) else self.envs.envs
+            return cloudpickle.dumps((envs, self.rngs, self.images, self.infos, self.episodes))
         except Exception as error:
             raise ValueError(
                 f"The environments of task {self.task.name!r} can't be pickled, so a checkpoint can't hold them: "
@@ -246,7 +244,30 @@ class RolloutCollector:
             raise ValueError(
                 f"The checkpoint holds {len(envs)} environments for this process, not {self.envs.num_envs}."
             )
-        self.envs.envs = envs
+        if isinstance(self.envs, WorkerVectorEnv):
+            self.envs.set_states(envs)
+        else:
+            self.envs.envs = envs
+
+    def close(self) -> None:
+        """End the environments, and the processes that they may have."""
+        self.envs.close()
+
+
+def in_processes(task: Task) -> bool:
+    """Does the task want each of its environments in a process of its own?"""
+    return getattr(task, "vectorization", "sync") == "processes"
+
+
+def make_env(task: Task, penalize: bool) -> gym.Env:
+    env = task.make_env()
+    return SkippableStep(env) if penalize else env
+
+
+def make_vector_env(make: Callable[[], gym.Env], num_envs: int, processes: bool) -> SyncVectorEnv | WorkerVectorEnv:
+    if processes:
+        return WorkerVectorEnv(make, num_envs, step_timeout=120, start_timeout=300, recycle_after=200)
+    return SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 class SkippableStep(gym.Wrapper):

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from accelerate import PartialState
 from accelerate.utils import gather_object, reduce
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
@@ -105,6 +106,17 @@ class GTRTrainer(PPOBridge):
         self.task, self.eval_task = _check_task(task, corrector, args), eval_task or task
         self.corrector: Any = corrector
         set_seed(args.seed)
+        # Before the model is loaded: what an environment lacks is told at once.
+        local_envs = args.num_envs // PartialState().num_processes
+        self.collector = RolloutCollector(
+            self.task,
+            self._generate,
+            corrector,
+            num_envs=local_envs,
+            first_index=PartialState().process_index * local_envs,
+            seed=args.seed,
+            invalid_action=args.invalid_action,
+        )
         model, processing_class = _load(model, processing_class, args)
         value_head = ValueHead(model.config.get_text_config().hidden_size, args.value_head_sizes)
         self.policy = VLMPolicy(
@@ -127,16 +139,6 @@ class GTRTrainer(PPOBridge):
             self.remove_callback(ProgressCallback)
             self.add_callback(GTRProgressCallback)
         self.reward_scale = args.reward_scale or float(getattr(task, "reward_scale", 1.0))
-        local_envs = args.num_envs // self.accelerator.num_processes
-        self.collector = RolloutCollector(
-            self.task,
-            self._generate,
-            corrector,
-            num_envs=local_envs,
-            first_index=self.accelerator.process_index * local_envs,
-            seed=args.seed,
-            invalid_action=args.invalid_action,
-        )
         self.buffer = CorrectionBuffer(args.correction_buffer_size, seed=args.seed + self.accelerator.process_index)
 
         self.updater = Updater(args, self.accelerator, self.model, self.optimizer, self.policy, self.buffer)

@@ -33,7 +33,10 @@ class Served:
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
         return self.env.reset(seed=seed, options=options)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any], tuple[Any, dict[str, Any]] | None]:
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        return self.env.step(action)
+
+    def step_on(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any], tuple[Any, dict[str, Any]] | None]:
         """The step's result; after an episode's end the next one's start, with the end behind it."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         ending = None
@@ -74,6 +77,10 @@ def _answer(method: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[str
     """The result, or the error with its traceback: the parent decides what an error means."""
     try:
         return "result", method(*arguments)
+    except (ValueError, OSError, ImportError) as error:
+        if method.__name__ == "make":
+            return "refusal", str(error)
+        return "error", traceback.format_exc()
     except Exception:
         return "error", traceback.format_exc()
 

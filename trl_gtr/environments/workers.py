@@ -1,4 +1,5 @@
-"""Environments in worker processes: `WorkerVectorEnv`, with the interface of gymnasium's `SyncVectorEnv`.
+"""Environments in worker processes: `WorkerVectorEnv`, with the interface of gymnasium's `SyncVectorEnv`, and
+`WorkerEnv` for a single one.
 
 For environments that are slow, leak memory or may crash. Each lives in a process of its own, which is started afresh
 (it imports neither the training script nor torch), is replaced when it crashes or hangs, and ends with the process
@@ -33,6 +34,10 @@ class WorkerLost(RuntimeError):
     """A worker has crashed, hung, or its environment has raised an error."""
 
 
+class WorkerRefused(WorkerLost, ValueError):
+    """The environment can't be made: something that it needs is wrong or missing."""
+
+
 class Worker:
     """One process with one environment. A request is sent, its answer fetched later."""
 
@@ -64,6 +69,8 @@ class Worker:
             kind, value = cloudpickle.loads(self.connection.recv_bytes())
         except (EOFError, ConnectionResetError) as error:
             raise WorkerLost(f"the process has ended{self._exit_code()}") from error
+        if kind == "refusal":
+            raise WorkerRefused(value)
         if kind == "error":
             raise WorkerLost(value)
         return value
@@ -82,6 +89,62 @@ class Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+class WorkerEnv(gym.Env):
+    """One environment in a process of its own. Threads may step several of them at once.
+
+    A worker that crashes, raises or doesn't answer in time raises `WorkerLost`; `reset` then starts a new one.
+
+    Args:
+        make_env: Makes the environment; goes to the worker by cloudpickle.
+        step_timeout, start_timeout: Seconds that a step, and that a start or a reset may take.
+    """
+
+    def __init__(
+        self, make_env: Callable[[], gym.Env], *, step_timeout: float = 120.0, start_timeout: float = 300.0
+    ) -> None:
+        self.step_timeout, self.start_timeout = step_timeout, start_timeout
+        self._make_env = cloudpickle.dumps(make_env)
+        self._worker: Worker | None = None
+
+    def start(self) -> None:
+        """Begin to start a worker, unless there is one; `reset` waits for it."""
+        if self._worker is None:
+            self._worker, self._started = Worker(self._make_env), False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.start()
+        if not self._started:
+            facts = self._answer(self.start_timeout)
+            self.action_space, self.observation_space = facts["action_space"], facts["observation_space"]
+            self.spec, self.metadata, self.render_mode = facts["spec"], facts["metadata"], facts["render_mode"]
+            self._started = True
+        return self._ask(self.start_timeout, "reset", seed, options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        return self._ask(self.step_timeout, "step", action)
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.stop(patience=2.0)
+            self._worker = None
+
+    def _ask(self, timeout: float, request: str, *arguments: Any) -> Any:
+        if self._worker is None:
+            raise WorkerLost("there is no worker: call reset() first")
+        self._worker.send(request, *arguments)
+        return self._answer(timeout)
+
+    def _answer(self, timeout: float) -> Any:
+        assert self._worker is not None
+        try:
+            return self._worker.answer(timeout)
+        except WorkerLost:
+            self._worker.stop()
+            self._worker = None
+            raise
 
 
 class WorkerVectorEnv(VectorEnv):
@@ -159,7 +222,7 @@ class WorkerVectorEnv(VectorEnv):
         if len(chosen) != self.num_envs:
             raise ValueError(f"step needs {self.num_envs} actions, one for each environment, not {len(chosen)}.")
         for worker, action in zip(self.workers, chosen, strict=True):
-            worker.send("step", action)
+            worker.send("step_on", action)
         deadline = time.monotonic() + self.step_timeout
         rewards = np.zeros(self.num_envs)
         terminated, truncated = np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)

@@ -160,12 +160,9 @@ class ALFWorldTask:
         return bool(final and final["won"])
 
     def metrics(self, transitions: Sequence[Transition]) -> dict[str, float]:
-        """Success under the task type's own name, the share of the goal that was reached, and lost workers."""
+        """Success under the task type's own name, and the share of the goal that was reached."""
         final = transitions[-1].final_info or {}
-        if final.get("worker_lost"):
-            return {"worker_lost": 1.0}
         return {
             f"success_{transitions[0].info['task_type']}": float(self.success(transitions)),
             "goal_condition_success_rate": float(final.get("goal_condition_success_rate", 0.0)),
-            "worker_lost": 0.0,
         }

@@ -59,7 +59,8 @@ class Task(Protocol):
     - `target(response, info) -> str | None`: what a thought aims at (Points24: the whole formula);
     - `reading_parts: Sequence[str]`: the parts of `judge` that are read off the picture, for the reading accuracy;
     - `reward_scale: float`: what brings rewards to the size of 1 for the value head (`GTRConfig.reward_scale`);
-    - `metrics(transitions) -> Mapping[str, float]`: more to log about a whole episode.
+    - `metrics(transitions) -> Mapping[str, float]`: more to log about a whole episode, in training and evaluation;
+    - `vectorization = "processes"`: each environment gets a process of its own (slow, leaking or crashing ones).
     """
 
     name: str
