@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import json
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -77,6 +77,13 @@ class SpanFinder:
     def action_start(self, ids: Sequence[int] | np.ndarray, action_span: tuple[int, int] | None) -> int:
         """First token of the action, given `Response.action_span`; `len(ids)`, all thought, if there is none."""
         return len(ids) if action_span is None else self.first_token(ids, action_span[0])
+
+    def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+        """The characters that begin in each token; in a row they are the text."""
+        text, char_starts, token_ends = self._read(ids)
+        tokens = [bisect_right(token_ends, start) for start in char_starts]
+        edges = [bisect_left(tokens, n) for n in range(len(ids) + 1)]
+        return [text[start:end] for start, end in pairwise(edges)]
 
     def _read(self, ids: Sequence[int] | np.ndarray) -> tuple[str, list[int], list[int]]:
         """Text, offset of each character's begin, offset of each token's end."""

@@ -146,6 +146,12 @@ class GTRConfig(PPOConfig):
     # --- what is shown ----------------------------------------------------------------------------------------
     log_completions: bool = _field(False, "Print a table of sampled steps at every log.")
     num_completions_to_print: int = _field(4, "Rows of that table.")
+    episode_log_rate: float = _field(
+        0.1, "Share of the episodes that are written to `episodes/` in the output folder, for the report; 0: none."
+    )
+    episode_log_max_steps: int = _field(
+        5000, "About how many steps a run may write there: the share is lowered in a run that would write more."
+    )
     eval_episodes: int = _field(64, "Episodes of `evaluate()`.")
     eval_greedy: bool = _field(True, "Evaluate without sampling.")
 
@@ -176,13 +182,13 @@ class GTRConfig(PPOConfig):
     def _check_values(self) -> None:
         for name in ("total_env_steps", "num_envs", "rollout_steps", "max_completion_length", "num_ppo_epochs"):
             _require(getattr(self, name) >= 1, f"`{name}` must be at least 1, got {getattr(self, name)}.")
-        for name in ("correction_buffer_size", "cloning_steps", "eval_episodes"):
+        for name in ("correction_buffer_size", "cloning_steps", "eval_episodes", "episode_log_max_steps"):
             _require(getattr(self, name) >= 1, f"`{name}` must be at least 1, got {getattr(self, name)}.")
         for name in ("ppo_coef", "vf_coef", "thought_cloning_coef", "thought_prob_coef", "kl_coef", "format_reward"):
             _require(getattr(self, name) >= 0, f"`{name}` must not be negative, got {getattr(self, name)}.")
         for name in ("value_warmup_updates", "max_grad_norm", "learning_rate"):
             _require(getattr(self, name) >= 0, f"`{name}` must not be negative, got {getattr(self, name)}.")
-        for name in ("gamma", "lam"):
+        for name in ("gamma", "lam", "episode_log_rate"):
             _require(0 <= getattr(self, name) <= 1, f"`{name}` must lie in [0, 1], got {getattr(self, name)}.")
         _require(
             self.temperature > 0, "`temperature` must be positive: PPO needs a sampled action. (Use a small one.)"

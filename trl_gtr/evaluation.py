@@ -256,6 +256,7 @@ class _Episode:
                 legal=legal,
                 info=info,
                 final_info=self.info if self.ended else None,
+                episode_step=len(self.transitions),
             )
         )
 

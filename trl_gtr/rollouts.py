@@ -201,6 +201,7 @@ class RolloutCollector:
                     final_image=np.array(final_image) if bootstrap else None,
                     final_prompt=self.task.prompt(final_image, final_info) if bootstrap else None,
                     hit_length_limit=generation.hit_length_limit,
+                    episode_step=len(self.episodes[i]),
                 )
             )
         return played

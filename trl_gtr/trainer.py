@@ -34,14 +34,17 @@ from .callbacks import GTRProgressCallback
 from .config import GTRConfig
 from .correctors.base import Corrector
 from .diagnostics import rollout_diagnostics
+from .episode_log import EpisodeLog
 from .evaluation import EvaluationReport, evaluate_agent
 from .metrics import Means
 from .models import check_processor, load_policy
 from .policy import PolicyWithValue, ValueHead, VLMPolicy
 from .rollout_metrics import count_rollout, print_completions
 from .rollouts import Clock, RolloutCollector
+from .run_log import RunLog
 from .tasks.base import Task
 from .thought_cloning import CorrectionBuffer, cloning_coefficient
+from .tracker_images import TrackerImages
 from .trl_bridge import PPOBridge, unwrap_model_for_generation
 from .types import Correction, Generation, Rollout, Transition
 from .update import Experience, Updater
@@ -138,6 +141,7 @@ class GTRTrainer(PPOBridge):
         if not args.disable_tqdm:
             self.remove_callback(ProgressCallback)
             self.add_callback(GTRProgressCallback)
+        self._add_logs()
         self.reward_scale = args.reward_scale or float(getattr(task, "reward_scale", 1.0))
         self.buffer = CorrectionBuffer(args.correction_buffer_size, seed=args.seed + self.accelerator.process_index)
 
@@ -244,7 +248,7 @@ class GTRTrainer(PPOBridge):
         """Old log-probs and values by the update's own scoring function, then advantages."""
         steps, args = rollout.transitions, self.args
         starts = [self.policy.spans.action_start(t.response_ids, t.response.action_span) for t in steps]
-        old, _ = self._score_all(self.model, steps, starts)
+        old, token_logprobs = self._score_all(self.model, steps, starts)
         advantages, returns = self._advantages(rollout, old.value)
         means.add("policy/entropy", old.entropy)
         means.add("response/thought_tokens", starts)
@@ -258,6 +262,7 @@ class GTRTrainer(PPOBridge):
             values=old.value,
             advantages=advantages,
             returns=returns,
+            token_logprobs=token_logprobs,
             cloning_coef=cloning_coefficient(args.cloning_weight, args.thought_cloning_coef, corrected, all_steps),
             reference=self._reference_logprobs(steps, starts) if args.kl_coef > 0 else None,
         )
@@ -302,7 +307,9 @@ class GTRTrainer(PPOBridge):
         state.episode += self._sum_over_processes(len(rollout.episodes))
         state.epoch = state.global_step / args.num_updates
         self._learning = False
-        self.control = self.callback_handler.on_step_end(args, state, self.control)
+        self.control = self.callback_handler.call_event(
+            "on_step_end", args, state, self.control, rollout=rollout, experience=experience
+        )
         if self.control.should_log:
             self.log(self._metrics(rollout, experience, means, seconds) | {"lr": learning_rate})
             if args.log_completions and self.is_world_process_zero():
@@ -341,6 +348,23 @@ class GTRTrainer(PPOBridge):
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(args, self.state, self.control, metrics)
         return metrics
+
+    def _add_logs(self) -> None:
+        """Callbacks that write what a report is made of; `on_step_end` hands them rollout and experience."""
+        args, model = self.args, self.trained.policy
+        corrector = getattr(self.corrector, "identity", None) or type(self.corrector).__name__
+        about = {
+            "task": self.task.name,
+            "model": getattr(model, "name_or_path", "") or type(model).__name__,
+            "parameters": sum(weight.numel() for weight in model.parameters()),
+            "trainable": sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
+            "corrector": corrector if self.corrector is not None else None,
+        }
+        self.add_callback(RunLog(args, about))
+        if args.episode_log_rate > 0:
+            self.add_callback(EpisodeLog(args, self.task, self.policy.spans))
+        if args.report_to:
+            self.add_callback(TrackerImages(args, self.callback_handler.callbacks))
 
     # --- what the steps are made of -----------------------------------------------------------------------------
 

@@ -43,6 +43,8 @@ class Experience:
     values: Tensor
     advantages: Tensor
     returns: Tensor
+    token_logprobs: list[Tensor]
+    """Of each step's response, (tokens,)."""
     cloning_coef: float
     """Weight of the cloning loss in this update; 0 drops it."""
     reference: list[Tensor] | None = None

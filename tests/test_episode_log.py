@@ -1,0 +1,185 @@
+"""What a run leaves on disk for its report: sampled episodes, metrics, its card, and pictures in the trackers."""
+
+import json
+import logging
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from toy import COLOURS, ColourTask
+
+from trl_gtr.config import GTRConfig
+from trl_gtr.correctors import ExpertCorrector
+from trl_gtr.episode_log import SCHEMA, write_shard
+from trl_gtr.trainer import GTRTrainer
+
+STEPS = {"num_envs": 4, "rollout_steps": 3}
+
+
+@pytest.fixture
+def make_trainer(toy_checkpoint, tmp_path):
+    def make(task=None, **overrides):
+        args = {
+            "output_dir": str(tmp_path / "run"),
+            "use_cpu": True,
+            "report_to": "none",
+            "disable_tqdm": True,
+            "save_strategy": "no",
+            "gradient_checkpointing": False,
+            **STEPS,
+            "total_env_steps": 36,
+            "per_device_train_batch_size": 12,
+            "num_ppo_epochs": 1,
+            "temperature": 1.0,
+            "max_completion_length": 12,
+            "value_head_sizes": [16],
+            "episode_log_rate": 1.0,
+            **overrides,
+        }
+        return GTRTrainer(toy_checkpoint, GTRConfig(**args), task or ColourTask(), ExpertCorrector())
+
+    return make
+
+
+def rows(folder):
+    shards = sorted((folder / "episodes").glob("*.parquet"))
+    return [row for shard in shards for row in pq.read_table(shard).to_pylist()]
+
+
+def where(row):
+    return row["env_index"], row["episode"], row["step"]
+
+
+def test_load_dataset_opens_whole_episodes_with_what_was_seen_and_learned(make_trainer, tmp_path):
+    from datasets import load_dataset
+
+    task = ColourTask(length=2)
+    trainer = make_trainer(task)
+    trainer.train()
+    folder = tmp_path / "run" / "episodes"
+    data = load_dataset(str(folder), split="train", cache_dir=str(tmp_path / "cache"))
+    assert data.features == SCHEMA
+    assert len(data) == 36
+    # 9 steps of each environment in episodes of 2: the last one is open, and its success unknown
+    assert sorted({(row["env_index"], row["episode"]) for row in data}) == [
+        (env, 2 * n) for env in range(4) for n in range(5)
+    ]
+    known = {(row["env_index"], row["episode"]) for row in data if row["success"] is not None}
+    assert {episode for _, episode in known} == {0, 2, 4, 6}
+    for row in data:
+        assert row["image"].size == (28, 28)
+        assert "".join(row["tokens"]) == row["response"]
+        assert len(row["tokens"]) == len(row["token_logprobs"])
+        assert all(logprob <= 0 for logprob in row["token_logprobs"])
+        if row["action"] is not None:
+            # the token that straddles the boundary belongs to the action
+            start = row["action_start"]
+            assert row["thought"].startswith("".join(row["tokens"][:start]))
+            assert len("".join(row["tokens"][: start + 1])) > len(row["thought"])
+        (judged,) = row["judgement"]
+        shown = min(COLOURS, key=lambda c: np.abs(np.asarray(row["image"]).mean((0, 1)) - COLOURS[c]).sum())
+        assert judged == {"part": "colour", "right": row["thought_text"] == f"it is {shown}"}
+        if row["valid"] and not judged["right"]:
+            assert row["verdict"] == "corrected"
+            assert row["corrected_thought"] == f'{{"thoughts": "it is {shown}", '
+        if row["ended"]:
+            assert row["success"] is not None
+    # what a step earned decides what its episode was
+    for episode in known:
+        steps = [row for row in data if (row["env_index"], row["episode"]) == episode]
+        assert {row["success"] for row in steps} - {None} == {all(row["reward"] > 0 for row in steps)}
+
+
+def test_a_resumed_run_writes_what_an_unbroken_one_writes(make_trainer, tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 1, "episode_log_rate": 0.5}
+    whole = make_trainer(**options, output_dir=str(tmp_path / "whole"))
+    whole.train()
+    broken = make_trainer(**options)
+    broken.train()
+    # The run "crashed" after the second checkpoint: a third update's files, and half of a fourth's, are there.
+    left_over = tmp_path / "run" / "episodes" / ".update-000004-process-0.parquet"
+    left_over.write_bytes(b"half a file")
+    resumed = make_trainer(**options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    assert not left_over.exists()
+    expected, found = rows(tmp_path / "whole"), rows(tmp_path / "run")
+    assert [where(row) for row in found] == [where(row) for row in expected]
+    assert [row["response"] for row in found] == [row["response"] for row in expected]
+    assert 0 < len(found) < 36
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+
+
+def test_a_fresh_run_in_the_same_folder_leaves_nothing_of_the_old_one(make_trainer, tmp_path):
+    make_trainer().train()
+    make_trainer(total_env_steps=12).train()
+    assert {row["update"] for row in rows(tmp_path / "run")} == {1}
+
+
+def test_the_number_of_steps_is_bounded(make_trainer, tmp_path):
+    make_trainer(episode_log_max_steps=12).train()
+    assert 0 < len(rows(tmp_path / "run")) < 24
+    make_trainer(episode_log_rate=0.0, total_env_steps=12, output_dir=str(tmp_path / "none")).train()
+    assert not (tmp_path / "none" / "episodes").exists()
+
+
+def test_half_characters_and_long_lines_can_be_written(tmp_path):
+    row = dict.fromkeys(SCHEMA) | {
+        "image": np.zeros((2, 3, 3), np.uint8),
+        "response": "\ud800</script>",
+        "thought": "x" * 100_000,
+        "tokens": ["\udfff", "é"],
+    }
+    write_shard(tmp_path / "episodes" / "update-000001-process-0.parquet", [row])
+    (found,) = rows(tmp_path)
+    assert found["response"] == "\ufffd</script>"
+    assert len(found["thought"]) == 100_000
+    assert found["tokens"] == ["\ufffd", "é"]
+
+
+def test_metrics_and_card_are_there_while_the_run_goes_on(make_trainer, tmp_path, caplog):
+    trainer = make_trainer(hub_token="hf_secret", eval_episodes=2)
+    trainer.evaluate(metric_key_prefix="start")
+    seen = []
+
+    class Look:
+        """A metric's own moment: after each log, what a reader of the folder would find."""
+
+        def __init__(self, trainer):
+            self.log = trainer.log
+            trainer.log = self
+
+        def __call__(self, logs, *args):
+            logging.getLogger("trl_gtr.test").warning("look at update %d", trainer.state.global_step)
+            self.log(logs, *args)
+            seen.append(len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()))
+
+    Look(trainer)
+    with caplog.at_level(logging.WARNING):
+        trainer.train()
+    assert seen == [2, 3, 4]
+    first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["start_episodes"] == 2.0
+    text = (tmp_path / "run" / "run.json").read_text()
+    card = json.loads(text)
+    assert "hf_secret" not in text
+    assert (card["task"], card["corrector"], card["hardware"]["processes"]) == ("colours", "expert", 1)
+    assert {"num_envs", "temperature", "episode_log_rate"} <= set(card["changed"])
+    assert "gamma" not in card["changed"]
+    assert [(w["message"], w["update"], w["count"]) for w in card["warnings"]] == [
+        (f"look at update {n}", n, 1) for n in (1, 2, 3)
+    ]
+
+
+def test_tensorboard_gets_numbers_and_pictures(make_trainer, tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard", reason="needs tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tb"))
+    make_trainer(report_to="tensorboard", num_completions_to_print=2).train()
+    events = EventAccumulator(str(tmp_path / "tb")).Reload()
+    tags = events.Tags()
+    assert "train/thoughts/true" in tags["scalars"]
+    assert tags["images"] == ["samples/0", "samples/1"]
+    assert [event.step for event in events.Images("samples/0")] == [1, 2, 3]
+    assert events.Images("samples/0")[0].width == 28
