@@ -17,7 +17,6 @@ from rich.table import Table
 from transformers import HfArgumentParser
 
 from trl_gtr import CorrectionRequest, CorrectorArguments, Response, make_corrector, make_task
-from trl_gtr.correctors import UnreliableCorrector
 from trl_gtr.correctors.audit import grade, report
 from trl_gtr.types import Usage
 
@@ -27,7 +26,6 @@ class AuditArguments:
     task: str = field(default="points24", metadata={"help": "The task whose states are sampled."})
     states: int = field(default=50, metadata={"help": "How many thoughts the corrector is asked about."})
     env_steps: int = field(default=15_000, metadata={"help": "Length of the run that the cost is estimated for."})
-    wrong: float = field(default=0.0, metadata={"help": "Spoil this share of the answers, to see it found out."})
     seed: int = field(default=0, metadata={"help": "Decides which states are sampled."})
 
 
@@ -71,8 +69,6 @@ def main() -> None:
         raise SystemExit("--corrector none has nothing to audit")
     if hasattr(corrector, "check"):
         corrector.check(task)
-    if args.wrong:
-        corrector = UnreliableCorrector(corrector, wrong=args.wrong, seed=args.seed)
     requests = spoil(sample_states(task, args.states, args.seed), args.seed)
     started = time.perf_counter()
     try:

@@ -1,10 +1,11 @@
 """GTR against its parts, from one start, over several seeds: a table, a figure and the raw numbers.
 
-    python examples/compare.py --script examples/points24.py --seeds 0 1 2 3 4
-    python examples/compare.py --script examples/gym_cards.py --arms gtr ppo -- --task ezpoints --total_env_steps 5120
+    python examples/compare.py --study points24 --seeds 0 1 2 3 4
+    python examples/compare.py --study collapse --arms gtr ppo -- --total_env_steps 2560
 
-What stands behind `--` goes to every run. A run that is complete is not made again, so a study can be stopped, taken
-up later, or widened by more seeds.
+A study is a file in `configs/studies`: a training script, options for every run, and what sets each arm apart. Options
+behind `--` go to every run. A run that is complete is not made again, so a study can be stopped, taken up later, or
+widened by more seeds.
 """
 
 from __future__ import annotations
@@ -15,102 +16,57 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import matplotlib
-import numpy as np
+import yaml
 from rich.console import Console
-from rich.table import Table
+
+from trl_gtr.comparison import comparison_table, draw_curves
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
-MASKED = {"clone_right_actions": False, "clone_right_thoughts": False}
-PPO_ONLY = {"thought_cloning_coef": 0, **MASKED}
-ARMS: dict[str, dict] = {
-    "gtr": {},
-    "gtr_paper": {"update_schedule": "joint", "cloning_weight": "share", "cloning_learning_rate": 0, **MASKED},
-    "ppo": PPO_ONLY,
-    "cloning": {"ppo_coef": 0},
-    "rl4vlm": {**PPO_ONLY, "format_reward": 0, "cut": False},
-}
-CURVES = {
-    "episode/success": "success (sampled)",
-    "thoughts/true": "true thoughts",
-    "thoughts/reading": "cards read right",
-    "thoughts/distinct_4": "distinct 4-grams",
-}
+EXAMPLES = Path(__file__).parent
+STUDIES = EXAMPLES / "configs" / "studies"
 
 
-def run(args: argparse.Namespace, arm: str, seed: int) -> dict:
+def run(study: dict[str, Any], arm: str, seed: int, folder: Path, options: list[str]) -> dict[str, Any]:
     """One run as a process of its own; its log history."""
-    folder = args.output / arm / f"seed{seed}"
     state = folder / "trainer_state.json"
     if not state.is_file():
-        settings = {**ARMS[arm], "seed": seed, "output_dir": folder, "overwrite": True, "disable_tqdm": True}
-        command = [sys.executable, args.script, *args.options]
-        command += [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+        settings = {**study["options"], **study["arms"][arm], "seed": seed, "output_dir": folder, "overwrite": True}
+        command = [sys.executable, str(EXAMPLES / study["script"])]
+        for name, value in settings.items():
+            command += [f"--{name}", *(str(v) for v in (value if isinstance(value, list) else [value]))]
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "log.txt").open("w") as log:
-            subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=True)
+            code = subprocess.run([*command, *options], stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+        if code:
+            raise SystemExit(f"{arm}, seed {seed} failed with status {code}: see {folder / 'log.txt'}")
     return {"arm": arm, "seed": seed, "log": json.loads(state.read_text())["log_history"]}
-
-
-def curve(result: dict, name: str) -> list[float]:
-    return [entry[name] for entry in result["log"] if name in entry]
-
-
-def ends(result: dict) -> dict[str, float]:
-    """The evaluations before and after: `start_*` and `end_*`."""
-    return {k: v for entry in result["log"] for k, v in entry.items() if k.startswith(("start_", "end_"))}
-
-
-def interval(values: list[float]) -> str:
-    """Mean and 95 % interval over seeds (Student's t)."""
-    quantiles = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
-    half = (
-        quantiles.get(len(values), 2.0) * np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
-    )
-    return f"{np.mean(values):.3f} ± {half:.3f}"
-
-
-def show(results: list[dict], args: argparse.Namespace) -> None:
-    names = sorted({k for r in results for k in ends(r) if k.endswith(("_success", "_true_thoughts"))}, reverse=True)
-    table = Table(
-        "arm", "seeds", *names, "largest fall", title=f"{Path(args.script).stem}: mean over seeds, 95 % interval"
-    )
-    figure, axes = plt.subplots(1, len(CURVES), figsize=(4 * len(CURVES), 3.2), constrained_layout=True)
-    for arm in args.arms:
-        mine = [r for r in results if r["arm"] == arm]
-        falls = [max([0.0, *(-np.diff(curve(r, "episode/success")))]) for r in mine]
-        cells = [interval([ends(r)[name] for r in mine]) for name in names]
-        table.add_row(arm, str(len(mine)), *cells, f"{max(falls):.2f}")
-        for axis, name in zip(axes, CURVES, strict=True):
-            length = min(len(curve(r, name)) for r in mine)
-            values, updates = np.array([curve(r, name)[:length] for r in mine]), np.arange(1, length + 1)
-            (line,) = axis.plot(updates, values.mean(0), label=arm)
-            axis.fill_between(updates, values.min(0), values.max(0), alpha=0.2, color=line.get_color(), linewidth=0)
-    for axis, title in zip(axes, CURVES.values(), strict=True):
-        axis.set(title=title, xlabel="update")
-        axis.grid(alpha=0.3)
-    axes[0].legend()
-    figure.savefig(args.output / "compare.png", dpi=120)
-    Console(width=200).print(table)
-    (args.output / "compare.json").write_text(json.dumps(results))
-    print(f"Figure and raw numbers are in {args.output}. Bands are the range over seeds.")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--script", default="examples/points24.py", help="the training script")
-    parser.add_argument("--arms", nargs="+", default=["gtr", "ppo", "cloning", "rl4vlm"], choices=ARMS)
+    parser.add_argument("--study", default="points24", choices=sorted(file.stem for file in STUDIES.glob("*.yaml")))
+    parser.add_argument("--arms", nargs="+", help="some of the study's arms; all if left out")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
-    parser.add_argument("--output", type=Path, default=Path("runs/compare"))
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side; give each OMP_NUM_THREADS=1 then")
+    parser.add_argument("--output", type=Path, help="default: runs/compare/STUDY")
+    parser.add_argument("--jobs", type=int, default=1, help="runs side by side; set OMP_NUM_THREADS=1 then")
     parser.add_argument("options", nargs="*", help="for every run, behind --")
     args = parser.parse_args()
+    study = yaml.safe_load((STUDIES / f"{args.study}.yaml").read_text())
+    arms, output = args.arms or list(study["arms"]), args.output or Path("runs/compare", args.study)
+    unknown = set(arms) - set(study["arms"])
+    if unknown:
+        parser.error(f"{args.study} has no arm {', '.join(unknown)}; it has {', '.join(study['arms'])}")
+    jobs = [(arm, seed) for seed in args.seeds for arm in arms]
     with ThreadPoolExecutor(args.jobs) as pool:
-        runs = [pool.submit(run, args, arm, seed) for seed in args.seeds for arm in args.arms]
-        show([job.result() for job in runs], args)
+        made = pool.map(lambda job: run(study, *job, output / job[0] / f"seed{job[1]}", args.options), jobs)
+        runs = sorted(made, key=lambda made: arms.index(made["arm"]))
+    Console(width=200).print(comparison_table(runs, args.study))
+    draw_curves(runs, output / "compare.png")
+    (output / "compare.json").write_text(json.dumps(runs))
+    print(f"Figure and raw numbers are in {output}. Bands are the range over seeds.")
 
 
 if __name__ == "__main__":

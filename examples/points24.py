@@ -22,9 +22,7 @@ def main() -> None:
         script, args, model_args, corrector_args = launch.parse(CONFIGS / "points24_tiny.yaml")
         launch.check_output_dir(args, script.overwrite)
         task = launch.task_with_hands("points24", script.hands, cut=script.cut)
-        eval_tasks = {script.hands: task}
-        if script.hands == "pool":
-            eval_tasks["unseen"] = launch.task_with_hands("points24", "unseen")
+        eval_tasks = {hands: launch.task_with_hands("points24", hands) for hands in script.eval_hands}
         corrector = make_corrector(corrector_args) if args.thought_cloning_coef > 0 else None
         model, processor, peft_config = launch.load_model(model_args)
         trainer = GTRTrainer(

@@ -196,7 +196,7 @@ def test_audit_script_over_http() -> None:
 
 
 def test_audit_script_finds_out_a_wrong_corrector() -> None:
-    printed = run_example("audit_corrector.py", "--task points24 --states 30 --wrong 1.0")
+    printed = run_example("audit_corrector.py", "--task points24 --states 30 --corrector_wrong 1.0")
     assert rows(printed)["recall: wrong thoughts that it made true"] == "0.0%"
     assert rows(printed)["false alarms: right thoughts that it changed"] == "100.0%"
 

@@ -37,6 +37,10 @@ class ScriptArguments:
         default="all",
         metadata={"help": "Points24 only: 'all' deals at random, 'pool' from the hands that the tiny model knows."},
     )
+    eval_hands: list[str] = field(
+        default_factory=lambda: ["all"],
+        metadata={"help": "Points24 only: the hands of the evaluations, each reported apart; also 'unseen'."},
+    )
     cut: bool = field(default=True, metadata={"help": "End training episodes that can't be won any more."})
     overwrite: bool = field(default=False, metadata={"help": "Start afresh in an output folder that isn't empty."})
 

@@ -8,7 +8,7 @@ from typing import Any
 from .audit import AuditedCorrector
 from .base import Corrector
 from .cache import CachedCorrector, RecordedCorrector
-from .expert import ExpertCorrector
+from .expert import ExpertCorrector, UnreliableCorrector
 from .local import LocalCorrector
 from .openai import OpenAICorrector
 
@@ -60,6 +60,10 @@ class CorrectorArguments:
     corrector_audit_share: float | None = _option(
         None, "Share of corrections that are graded against the truth; 0.1 for a language model if left out, 0 is off."
     )
+    corrector_wrong: float = _option(
+        0.0, "Turn this share of the answers into their opposite, to study what a bad corrector does."
+    )
+    corrector_silent: float = _option(0.0, "Withhold this share of the answers, to study a scarce corrector.")
     corrector_verify_with_truth: bool = _option(
         False, "Throw away answers that the hidden truth contradicts. Makes any model an oracle."
     )
@@ -84,6 +88,8 @@ def make_corrector(arguments: CorrectorArguments | str = "expert", **options: An
     corrector = _bare_corrector(arguments)
     if arguments.corrector_cache is not None and arguments.corrector in ("openai", "azure", "local"):
         corrector = CachedCorrector(corrector, arguments.corrector_cache)
+    if arguments.corrector_wrong or arguments.corrector_silent:
+        corrector = UnreliableCorrector(corrector, arguments.corrector_wrong, arguments.corrector_silent)
     share = arguments.corrector_audit_share
     if share is None:
         share = 0.0 if arguments.corrector in ("expert", "recorded") else 0.1
