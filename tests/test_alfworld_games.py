@@ -15,6 +15,7 @@ from alfworld_cases import REAL_GAMES, needs_alfworld, needs_real_games, real_ga
 
 from trl_gtr.environments.alfworld import TASK_TYPES, find_games
 from trl_gtr.environments.alfworld.generator import SEEDS, SPLITS, bundled_games, layout_of, make_game, split_of
+from trl_gtr.environments.alfworld.installed import import_package
 from trl_gtr.environments.alfworld.rooms import ROOM_KINDS
 
 BUNDLED = [game for split in SPLITS for game in bundled_games(split)]
@@ -191,3 +192,20 @@ def test_real_games(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Counter(game.task_type for game in find_games()) == dict.fromkeys(TASK_TYPES, 2)
     path = real_game("pick_and_place_simple-Mug")
     assert names(games=[path]) == names(games=[path.parent.parent]) == [str(path.resolve())]
+
+
+def test_a_script_of_the_same_name_does_not_hide_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As examples/alfworld.py would, which stands first in the path of every script beside it."""
+    (tmp_path / "alfworld.py").write_text("raise RuntimeError('the script')")
+    (tmp_path / "site" / "alfworld").mkdir(parents=True)
+    (tmp_path / "site" / "alfworld" / "__init__.py").write_text("")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "site"), *sys.path])
+    monkeypatch.delitem(sys.modules, "alfworld", raising=False)
+    before = list(sys.path)
+    import_package()
+    assert sys.modules["alfworld"].__path__ == [str(tmp_path / "site" / "alfworld")]
+    assert sys.path == before
+    monkeypatch.delitem(sys.modules, "alfworld")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(ModuleNotFoundError):
+        import_package()

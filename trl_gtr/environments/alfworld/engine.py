@@ -28,7 +28,7 @@ from textworld.logic import Placeholder, Proposition, Variable
 from .grammar import Context, Grammar, parse_grammar
 from .process import translating
 
-KEPT_TRANSLATIONS = 64
+KEPT_TRANSLATIONS = 512
 """Games whose translation stays in memory, compressed: about 30 kB each for the largest."""
 
 _TASK = re.compile(r'(?<="rhs": "Your task is to: )[^"\\#{}\[\]]*(?=")')

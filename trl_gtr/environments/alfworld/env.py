@@ -15,6 +15,7 @@ from gymnasium import spaces
 from .backend import Backend, Moment
 from .commands import project
 from .games import find_games
+from .installed import import_package
 
 BACKENDS = ("text", "thor")
 REWARD_STYLES = ("increase", "rl4vlm")
@@ -192,6 +193,7 @@ class ALFWorldEnv(gym.Env[np.ndarray, str]):
                 self._engine = ThorBackend()
             else:
                 try:
+                    import_package()
                     from .text import TextBackend
                 except ImportError as error:
                     raise ImportError(_INSTALL) from error

@@ -13,6 +13,7 @@ from importlib import resources
 from typing import Any
 
 from .goals import TASK_TYPES
+from .installed import import_package
 from .rooms import LAYOUTS, ROOM_KINDS, UNSEEN_LAYOUTS, Layout, make_layout
 
 SEEDS = 60
@@ -71,6 +72,7 @@ class Rules:
 
 @lru_cache(maxsize=1)
 def rules() -> Rules:
+    import_package()
     from alfworld.gen import constants, goal_library
 
     data = resources.files("alfworld") / "data"

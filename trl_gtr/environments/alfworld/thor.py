@@ -22,6 +22,7 @@ from .commands import as_move, as_put
 from .games import Game
 from .generator import rules
 from .goals import TASK_TYPES, Goal
+from .installed import import_package
 from .planner import Plan, plan
 
 FRAME = 300
@@ -109,6 +110,7 @@ class ThorBackend:
             self._simulator = None
 
     def _open(self, folder: Path) -> Any:
+        import_package()
         from alfworld.agents.environment import get_environment
 
         simulator = get_environment("AlfredThorEnv")(configuration(folder), train_eval="train").init_env(batch_size=1)

@@ -1,0 +1,23 @@
+"""Imports the installed package `alfworld`, whatever else has that name.
+
+A script alfworld.py, as in our examples, stands in the first folder of Python's path and hides the package from itself
+and from every script beside it. Once the package is imported, its modules are found through it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+
+def import_package() -> None:
+    if hasattr(sys.modules.get("alfworld"), "__path__"):
+        return
+    sys.modules.pop("alfworld", None)
+    path = list(sys.path)
+    sys.path[:] = [folder for folder in path if not (Path(folder) / "alfworld.py").is_file()]
+    try:
+        importlib.import_module("alfworld")
+    finally:
+        sys.path[:] = path
