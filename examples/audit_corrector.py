@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from transformers import HfArgumentParser
 
-from trl_gtr import CorrectionRequest, CorrectorArguments, Response, make_corrector, make_task
+from trl_gtr import CorrectionRequest, CorrectorArguments, make_corrector, make_task
+from trl_gtr.command_line import one_line_errors, parse_arguments
 from trl_gtr.correctors.audit import grade, report
 from trl_gtr.types import Usage
 
@@ -35,12 +35,9 @@ def sample_states(task: Any, count: int, seed: int) -> list[CorrectionRequest]:
     while len(requests) < count:
         image, info = env.reset(seed=seed * 1_000_003 + episode)
         episode, ended = episode + 1, False
-        while not ended and len(requests) < count:
-            response = task.expert(info)
-            if response is None:
-                break
-            words = {"prompt": task.prompt(image, info), "public_state": task.public_state(info), "info": dict(info)}
-            requests.append(CorrectionRequest(image=np.array(image), response=response, task=task, **words))
+        while not ended and len(requests) < count and (response := task.expert(info)) is not None:
+            state = {"image": np.array(image), "public_state": task.public_state(info), "info": dict(info)}
+            requests.append(CorrectionRequest(prompt=task.prompt(image, info), response=response, task=task, **state))
             image, _, terminated, truncated, info = env.step(task.to_env_action(response, info))
             ended = terminated or truncated
     return requests
@@ -51,9 +48,8 @@ def spoil(requests: list[CorrectionRequest], seed: int) -> list[CorrectionReques
     rng, spoilt = np.random.default_rng(seed), list(requests)
     for i in range(1, len(requests), 2):
         for j in rng.permutation(len(requests)):
-            response: Response = requests[j].response
-            if not all(requests[i].task.judge(response, requests[i].info).values()):
-                spoilt[i] = replace(requests[i], response=response)
+            if not all(requests[i].task.judge(requests[j].response, requests[i].info).values()):
+                spoilt[i] = replace(requests[i], response=requests[j].response)
                 break
     return spoilt
 
@@ -63,12 +59,13 @@ def percent(share: float | None) -> str:
 
 
 def main() -> None:
-    args, corrector_args = HfArgumentParser((AuditArguments, CorrectorArguments)).parse_args_into_dataclasses()
-    task, corrector = make_task(args.task), make_corrector(corrector_args, audit_share=0.0)
-    if corrector is None:
-        raise SystemExit("--corrector none has nothing to audit")
-    if hasattr(corrector, "check"):
-        corrector.check(task)
+    with one_line_errors():
+        args, corrector_args = parse_arguments((AuditArguments, CorrectorArguments), description=__doc__)
+        task, corrector = make_task(args.task), make_corrector(corrector_args, audit_share=0.0)
+        if corrector is None:
+            raise ValueError("--corrector none has nothing to audit: name another one.")
+        if hasattr(corrector, "check"):
+            corrector.check(task)
     requests = spoil(sample_states(task, args.states, args.seed), args.seed)
     started = time.perf_counter()
     try:

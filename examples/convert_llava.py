@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
-from trl import TrlParser
 
+from trl_gtr.command_line import one_line_errors, parse_arguments
 from trl_gtr.llava_checkpoints import convert_checkpoint
 from trl_gtr.models import check_processor
 
@@ -29,23 +30,27 @@ class ConvertArguments:
     dtype: str = field(default="bfloat16", metadata={"help": "Of the converted weights: bfloat16, float16, float32."})
 
 
-def main() -> None:
-    (args,) = TrlParser(ConvertArguments).parse_args_and_config()
+def convert(args: ConvertArguments) -> tuple[Any, Any]:
     output = Path(args.output)
     if output.exists() and any(output.iterdir()):
-        raise SystemExit(f"{output} is not empty: choose another --output.")
+        raise ValueError(f"{output} is not empty: choose another --output.")
     if not (Path(args.source) / "config.json").is_file():
-        raise SystemExit(f"There is no config.json in {args.source}: --source must be the checkpoint's folder.")
-    try:
-        model, processor = convert_checkpoint(
-            args.source,
-            vision_tower=args.vision_tower,
-            chat_format=args.chat_format,
-            dtype=getattr(torch, args.dtype),
-        )
-        check_processor(model, processor)
-    except ValueError as error:
-        raise SystemExit(str(error)) from error
+        raise ValueError(f"There is no config.json in {args.source}: --source must be the checkpoint's folder.")
+    model, processor = convert_checkpoint(
+        args.source,
+        vision_tower=args.vision_tower,
+        chat_format=args.chat_format,
+        dtype=getattr(torch, args.dtype),
+    )
+    check_processor(model, processor)
+    return model, processor
+
+
+def main() -> None:
+    with one_line_errors():
+        (args,) = parse_arguments([ConvertArguments], description=__doc__)
+        model, processor = convert(args)
+    output = Path(args.output)
     model.save_pretrained(output)
     processor.save_pretrained(output)
     print(f"{type(model).__name__} with {sum(p.numel() for p in model.parameters()):,} parameters is in {output}.")

@@ -4,7 +4,8 @@
     python examples/evaluate.py --task ezpoints --agents openai:gpt-4o --episodes 50
 
 An agent is `expert`, `random`, `tiny`, a folder or hub name of a vision-language model, or `openai:MODEL` for one
-behind an OpenAI-compatible server (`--base_url`). Greedy unless `--temperature` says otherwise.
+behind an OpenAI-compatible server (`--base_url`). Greedy unless `--temperature` says otherwise. Success is shown with
+its 95 % interval, over all deals, over those that can be won, and by the task's own kinds of deals.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from trl import TrlParser
 
 from trl_gtr import evaluate_agent, launch
 from trl_gtr.agents import Agent, ExpertAgent, PolicyAgent, RandomAgent, ServedAgent
+from trl_gtr.checkpoints import saved_task
+from trl_gtr.command_line import one_line_errors, parse_arguments
 from trl_gtr.models import load_policy
 from trl_gtr.policy import VLMPolicy
 from trl_gtr.tasks import Task
@@ -38,6 +40,7 @@ class Arguments:
     batch_size: int = field(default=32, metadata={"help": "Episodes side by side."})
     device: str = field(default="cuda" if torch.cuda.is_available() else "cpu", metadata={"help": "Where models run."})
     base_url: str | None = field(default=None, metadata={"help": "Server of openai:MODEL agents."})
+    any_task: bool = field(default=False, metadata={"help": "Let agents play that were trained on another task."})
     output: str | None = field(default=None, metadata={"help": "Write every episode's result to this JSON file."})
 
 
@@ -47,7 +50,10 @@ def make_agent(name: str, task: Task, args: Arguments) -> Agent:
     if name == "random":
         return RandomAgent()
     if name.startswith("openai:"):
-        return ServedAgent(name.removeprefix("openai:"), base_url=args.base_url, temperature=args.temperature)
+        options = {"temperature": args.temperature, "max_completion_length": args.max_completion_length}
+        return ServedAgent(name.removeprefix("openai:"), base_url=args.base_url, **options)
+    if not args.any_task and saved_task(name) not in (None, task.name):
+        raise ValueError(f"{name} was trained on {saved_task(name)}: set --task to that, or --any_task to play on.")
     model, processor = load_policy(name)
     model = model.to(args.device).eval()
     policy = VLMPolicy(
@@ -61,15 +67,18 @@ def make_agent(name: str, task: Task, args: Arguments) -> Agent:
 
 
 def main() -> None:
-    with launch.one_line_errors():
-        (args,) = TrlParser((Arguments,)).parse_args_and_config()
+    with one_line_errors():
+        (args,) = parse_arguments([Arguments], description=__doc__)
         task = launch.task_with_hands(args.task, args.hands)
         agents = {name: make_agent(name, task, args) for name in args.agents}
     reports = {}
     for name, agent in agents.items():
         torch.manual_seed(args.seed)
         reports[name] = evaluate_agent(agent, task, args.episodes, seed=args.seed, num_envs=args.batch_size)
-    Console().print(launch.report_table(reports, f"{args.task}, {args.episodes} episodes, hands: {args.hands}"))
+    console = Console()
+    console.print(launch.report_table(reports, f"{args.task}, hands: {args.hands}, {args.episodes} episodes each"))
+    if hasattr(task, "difficulty"):
+        console.print(launch.difficulty_table(reports, "success by kind of deal"))
     if args.output:
         written = {name: report.to_json() for name, report in reports.items()}
         Path(args.output).write_text(json.dumps(written, indent=1))

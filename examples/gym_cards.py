@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trl_gtr import GTRTrainer, launch, make_corrector, make_task
+from trl_gtr import GTRTrainer, launch, make_corrector
 
 CONFIGS = Path(__file__).parent / "configs"
 
 
 def main() -> None:
     with launch.one_line_errors():
-        script, args, model_args, corrector_args = launch.parse(CONFIGS / "gym_cards_tiny.yaml")
-        launch.check_output_dir(args, script.overwrite)
-        task = make_task(script.task, cut=script.cut)
+        config = CONFIGS / "gym_cards_tiny.yaml"
+        script, args, model_args, corrector_args = launch.parse(config, description=__doc__)
+        task = launch.task_with_hands(script.task, script.hands, cut=script.cut)
+        launch.check_output_dir(args, task, script.overwrite)
         corrector = make_corrector(corrector_args) if args.thought_cloning_coef > 0 else None
         model, processor, peft_config = launch.load_model(model_args)
         trainer = GTRTrainer(

@@ -19,10 +19,13 @@ CONFIGS = Path(__file__).parent / "configs"
 
 def main() -> None:
     with launch.one_line_errors():
-        script, args, model_args, corrector_args = launch.parse(CONFIGS / "points24_tiny.yaml")
-        launch.check_output_dir(args, script.overwrite)
+        config = CONFIGS / "points24_tiny.yaml"
+        script, args, model_args, corrector_args = launch.parse(config, description=__doc__)
+        if script.task != "points24":
+            raise ValueError(f"This script plays points24: for {script.task} take examples/gym_cards.py.")
         task = launch.task_with_hands("points24", script.hands, cut=script.cut)
         eval_tasks = {hands: launch.task_with_hands("points24", hands) for hands in script.eval_hands}
+        launch.check_output_dir(args, task, script.overwrite)
         corrector = make_corrector(corrector_args) if args.thought_cloning_coef > 0 else None
         model, processor, peft_config = launch.load_model(model_args)
         trainer = GTRTrainer(

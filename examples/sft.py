@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 import torch
 from datasets import Dataset, concatenate_datasets
-from trl import ModelConfig, SFTConfig, SFTTrainer, TrlParser, get_peft_config, get_quantization_config
+from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantization_config
 
 from trl_gtr import make_task, tiny_llava
+from trl_gtr.command_line import one_line_errors, parse_arguments
 from trl_gtr.models import load_policy, lora_target_modules
 from trl_gtr.sft_data import make_sft_dataset, prompt_and_completion, read_llava_json
 from trl_gtr.tiny_llava.pool import POINTS24_POOL, reading_hands
@@ -42,20 +43,17 @@ def expert_data(args: DataArguments, seed: int) -> Dataset:
     for task_and_rows in args.tasks:
         name, _, rows = task_and_rows.partition("=")
         if not rows.isdecimal():
-            raise SystemExit(f"--tasks {task_and_rows}: write task=rows, e.g. points24=1000.")
+            raise ValueError(f"--tasks {task_and_rows}: write task=rows, e.g. points24=1000.")
         task = make_task("points24", hands=HANDS[name]()) if name in HANDS else make_task(name)
         options = {"exploration": args.exploration, "image_size": args.image_size}
         parts.append(make_sft_dataset(task, int(rows), seed=seed + len(parts), **options))
     return concatenate_datasets(parts)
 
 
-def main() -> None:
-    parser = TrlParser((DataArguments, SFTConfig, ModelConfig))
-    data, args, model_args = parser.parse_args_and_config()
+def make_trainer(data: DataArguments, args: SFTConfig, model_args: ModelConfig) -> SFTTrainer:
     if (data.llava_json is None) == (not data.tasks):
-        raise SystemExit("Say what to learn from: either --tasks points24=1000 or --llava_json FILE.")
-    if data.torch_threads:
-        torch.set_num_threads(data.torch_threads)
+        raise ValueError("Say what to learn from: either --tasks points24=1000 or --llava_json FILE.")
+    dataset = read_llava_json(data.llava_json, data.image_folder) if data.llava_json else expert_data(data, args.seed)
     if model_args.model_name_or_path == "build":
         model, processor = tiny_llava.build(args.seed)
     else:
@@ -68,20 +66,27 @@ def main() -> None:
         )
     if model_args.use_peft and model_args.lora_target_modules is None:
         model_args.lora_target_modules = lora_target_modules(model)
-    dataset = read_llava_json(data.llava_json, data.image_folder) if data.llava_json else expert_data(data, args.seed)
-    trainer = SFTTrainer(
+    return SFTTrainer(
         model,
         args,
         train_dataset=prompt_and_completion(dataset),
         processing_class=processor,
         peft_config=get_peft_config(model_args),
     )
+
+
+def main() -> None:
+    with one_line_errors():
+        types, precision = (DataArguments, SFTConfig, ModelConfig), {"bf16": torch.accelerator.is_available()}
+        data, args, model_args = parse_arguments(types, description=__doc__, defaults=precision)
+        if data.torch_threads:
+            torch.set_num_threads(data.torch_threads)
+        trainer = make_trainer(data, args, model_args)
     trainer.train()
     if model_args.model_name_or_path == "build":
-        tiny_llava.save(trainer.accelerator.unwrap_model(trainer.model), processor, args.output_dir)
+        tiny_llava.save(trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class, args.output_dir)
     else:
-        trainer.save_model()
-        processor.save_pretrained(args.output_dir)
+        trainer.save_model()  # with the processor
 
 
 if __name__ == "__main__":

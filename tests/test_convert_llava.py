@@ -236,8 +236,11 @@ def test_an_unknown_weight_is_refused() -> None:
         llava_checkpoints.convert_name("base_model.model.lm_head.lora_A.weight")
 
 
-def test_script_keeps_what_is_there(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_keeps_what_is_there(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
-    with pytest.raises(SystemExit, match="is not empty"):
+    with pytest.raises(SystemExit, match="2"):
         run(monkeypatch, original, tmp_path / "full")
+    assert "is not empty: choose another --output" in capsys.readouterr().err

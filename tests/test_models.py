@@ -35,7 +35,7 @@ class TestLoadPolicy:
 
         monkeypatch.setattr("trl_gtr.models.AutoProcessor.from_pretrained", fail)
         with pytest.raises(type(error), match=str(error)):
-            load_policy("somewhere")
+            load_policy("tiny")
 
 
 class TestCheckProcessor:

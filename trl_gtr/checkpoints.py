@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.trainer_utils import get_last_checkpoint
@@ -26,8 +27,27 @@ ENVIRONMENTS_FILE = "environments_{rank}.pkl"
 STATE_FILE = "gtr_state_{rank}.json"
 
 
-def save_value_head(folder: str | Path, value_head: nn.Module) -> None:
-    save_file(value_head.state_dict(), Path(folder) / VALUE_HEAD_FILE)
+def save_value_head(folder: str | Path, value_head: nn.Module, task: str) -> None:
+    """The head, and beside it what it values: the name of the task."""
+    save_file(value_head.state_dict(), Path(folder) / VALUE_HEAD_FILE, metadata={"task": task})
+
+
+def saved_task(folder: str | Path) -> str | None:
+    """The task that the agent in this folder was trained on; `None` if no GTR run has written it."""
+    file = Path(folder) / VALUE_HEAD_FILE
+    if not file.is_file():
+        return None
+    with safe_open(file, "pt") as stored:
+        return (stored.metadata() or {}).get("task")
+
+
+def check_task(checkpoint: str | Path, task: str) -> None:
+    """A run can be resumed on its own task only."""
+    if (saved := saved_task(checkpoint)) != task:
+        raise ValueError(
+            f"{checkpoint} is of a run on {saved!r}, not on {task!r}: resume it on {saved!r}, or start a new run in "
+            "another --output_dir with this folder as --model_name_or_path."
+        )
 
 
 def load_value_head(folder: str | Path, value_head: nn.Module) -> None:

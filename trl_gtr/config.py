@@ -51,6 +51,7 @@ class GTRConfig(PPOConfig):
     """
 
     _VALID_DICT_FIELDS = [*PPOConfig._VALID_DICT_FIELDS, "model_init_kwargs"]  # noqa: RUF012
+    _argument_group_name = "GTR, PPO and training"
 
     # --- defaults that differ from PPOConfig's -----------------------------------------------------------------
     learning_rate: float = _field(1e-5, "Learning rate of the policy. Paper: 1e-5, falling to 1e-9 by a cosine.")

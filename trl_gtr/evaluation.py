@@ -63,6 +63,7 @@ class EpisodeResult:
     true_steps: int
     extra: Mapping[str, float] = field(default_factory=dict)
     """What the task's own `metrics` says."""
+    difficulty: str | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,12 @@ class EvaluationReport:
         solvable = [e for e in self.episodes if e.solvable]
         return Rate(sum(e.success for e in solvable), len(solvable))
 
+    def by_difficulty(self) -> dict[str, Rate]:
+        """Success for each difficulty that the task tells apart; empty for a task without the method."""
+        names = sorted({e.difficulty for e in self.episodes if e.difficulty is not None})
+        groups = {name: [e for e in self.episodes if e.difficulty == name] for name in names}
+        return {name: Rate(sum(e.success for e in group), len(group)) for name, group in groups.items()}
+
     @property
     def mean_return(self) -> float:
         return float(np.mean([e.total_reward for e in self.episodes]))
@@ -89,11 +96,13 @@ class EvaluationReport:
     def metrics(self) -> dict[str, float]:
         steps = sum(e.length for e in self.episodes)
         low, high = self.success.interval
+        solvable = self.success_solvable
         return {
             "success": self.success.value,
             "success_low": low,
             "success_high": high,
-            "success_solvable": self.success_solvable.value,
+            # Left out where no deal could be won: there is no share of nothing.
+            **({"success_solvable": solvable.value} if solvable.count else {}),
             "return": self.mean_return,
             "length": steps / len(self.episodes),
             "valid": sum(e.valid_steps for e in self.episodes) / steps,
@@ -109,7 +118,13 @@ class EvaluationReport:
         return {name: float(np.mean([e.extra[name] for e in self.episodes if name in e.extra])) for name in names}
 
     def to_json(self) -> dict[str, Any]:
-        return {"task": self.task, "metrics": self.metrics(), "episodes": [asdict(e) for e in self.episodes]}
+        rates = {name: asdict(rate) | {"interval": rate.interval} for name, rate in self.by_difficulty().items()}
+        return {
+            "task": self.task,
+            "metrics": self.metrics(),
+            "by_difficulty": rates,
+            "episodes": [asdict(e) for e in self.episodes],
+        }
 
 
 def evaluate_agent(
@@ -275,4 +290,5 @@ class _Episode:
             legal_steps=sum(t.legal for t in self.transitions),
             true_steps=self.true_steps,
             extra=dict(self.task.metrics(self.transitions)) if hasattr(self.task, "metrics") else {},
+            difficulty=self.task.difficulty(self.transitions[0].info) if hasattr(self.task, "difficulty") else None,
         )

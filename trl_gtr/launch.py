@@ -1,26 +1,28 @@
 """From the command line to a trained agent: what the example scripts share.
 
-parse → check the output folder → load the model → (script: task, corrector, trainer) → train, evaluate, report
+parse → task → check the output folder → corrector → load the model → (script: trainer) → train, evaluate, report
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
+from rich import box
 from rich.console import Console
 from rich.table import Table
-from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
+from transformers.integrations import is_tensorboard_available
+from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from .config import GTRConfig
+from . import checkpoints
+from .command_line import one_line_errors as one_line_errors, parse_arguments
+from .config import REFUSED_FIELDS, GTRConfig
 from .correctors import CorrectorArguments
 from .evaluation import EvaluationReport
 from .models import load_policy, lora_target_modules
@@ -43,40 +45,48 @@ class ScriptArguments:
     )
     cut: bool = field(default=True, metadata={"help": "End training episodes that can't be won any more."})
     overwrite: bool = field(default=False, metadata={"help": "Start afresh in an output folder that isn't empty."})
+    torch_threads: int | None = field(
+        default=None,
+        metadata={
+            "help": "Threads of torch on a CPU. Left out: OMP_NUM_THREADS, which `accelerate launch` sets to 1, else "
+            "all cores. More than one is quicker on an idle machine only."
+        },
+    )
+
+    _argument_group_name = "the script"
 
 
 def parse(
-    default_config: str | Path, argv: list[str] | None = None
+    default_config: str | Path, argv: Sequence[str] | None = None, description: str | None = None
 ) -> tuple[ScriptArguments, GTRConfig, ModelConfig, CorrectorArguments]:
     """Arguments of a script: the command line over `--config FILE`, or over the script's own default file."""
-    argv = sys.argv[1:] if argv is None else argv
-    if not any(word == "--config" or word.startswith("--config=") for word in argv):
-        argv = ["--config", str(default_config), *argv]
-    parser = TrlParser((ScriptArguments, GTRConfig, ModelConfig, CorrectorArguments))
-    return parser.parse_args_and_config(argv)
+    script, args, model_args, corrector_args = parse_arguments(
+        (ScriptArguments, GTRConfig, ModelConfig, CorrectorArguments),
+        argv,
+        default_config=default_config,
+        description=description,
+        defaults={"report_to": "tensorboard" if is_tensorboard_available() else "none"},
+        hidden=REFUSED_FIELDS,
+    )
+    if script.torch_threads:
+        torch.set_num_threads(script.torch_threads)
+    return script, args, model_args, corrector_args
 
 
-@contextmanager
-def one_line_errors() -> Iterator[None]:
-    """For everything before training: what the user got wrong is said in one line, without a traceback."""
-    try:
-        yield
-    except (ValueError, OSError, ImportError) as error:
-        line = " ".join(str(error).split())
-        print(f"error: {line}", file=sys.stderr)
-        raise SystemExit(2) from None
-
-
-def check_output_dir(args: GTRConfig, overwrite: bool = False) -> None:
-    """Refuse to mix two runs in one folder, and find out now whether it can be written."""
+def check_output_dir(args: GTRConfig, task: Task, overwrite: bool = False) -> None:
+    """Refuse to mix two runs in one folder or two tasks in one run, and find out now whether it can be written."""
+    if checkpoint := checkpoints.resolve_checkpoint(resume_from(args), args.output_dir):
+        checkpoints.check_task(checkpoint, task.name)
+    if not PartialState().is_main_process:
+        return  # it may see what the main process has begun to write
     folder = Path(args.output_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"The output folder {folder} can't be made ({error.strerror}): set --output_dir.") from error
-    if not os.access(folder, os.W_OK):
+    if not os.access(folder, os.W_OK | os.X_OK):
         raise ValueError(f"No permission to write into {folder}: set --output_dir to another folder.")
-    if any(folder.iterdir()) and not args.resume_from_checkpoint:
+    if any(folder.iterdir()) and not checkpoint:
         if not overwrite:
             raise ValueError(
                 f"{folder} is not empty. Use --overwrite to start afresh, --resume_from_checkpoint true to go on, or "
@@ -140,33 +150,30 @@ def train_and_report(trainer: GTRTrainer, eval_tasks: Mapping[str, Task]) -> dic
     trainer.save_model()
     trainer.save_state()
     if trainer.is_world_process_zero():
-        Console().print(report_table(reports, f"{trainer.task.name} after {trainer.state.global_step} updates"))
+        title = f"{trainer.task.name} before and after {trainer.state.global_step} updates, "
+        Console().print(report_table(reports, f"{title}{trainer.args.eval_episodes} episodes each"))
         print(f"The agent is in {trainer.args.output_dir}.")
     return reports
 
 
 def report_table(reports: Mapping[str, EvaluationReport], title: str) -> Table:
     """A row per report: success with its 95 % interval, return, length, shares of steps."""
-    table = Table(title=title)
-    columns = ("deals", "success", "of solvable", "return", "length", "valid", "legal", "true thoughts", "episodes")
-    for column in columns:
-        table.add_column(column, justify="left" if column == "deals" else "right")
+    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
+    for column in ("", "success", "solvable", "return", "steps", "valid", "true thoughts"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for name, report in reports.items():
         m = report.metrics()
-        shares = (m["valid"], m["legal"], m["true_thoughts"])
-        table.add_row(
-            name,
-            str(report.success),
-            f"{m['success_solvable']:.3f}",
-            f"{m['return']:+.2f}",
-            f"{m['length']:.1f}",
-            *(f"{share:.3f}" for share in shares),
-            f"{m['episodes']:.0f}",
-        )
+        solvable = f"{m['success_solvable']:.3f}" if "success_solvable" in m else "-"
+        means = (f"{m['return']:+.2f}", f"{m['length']:.1f}", f"{m['valid']:.3f}", f"{m['true_thoughts']:.3f}")
+        table.add_row(name, str(report.success), solvable, *means)
     return table
 
 
-def use_all_cores() -> None:
-    """Torch threads for one process on a CPU. Several share the cores: the launcher sets OMP_NUM_THREADS for them."""
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(os.cpu_count() or 1)
+def difficulty_table(reports: Mapping[str, EvaluationReport], title: str) -> Table:
+    """A row per difficulty of the deals, a column per report."""
+    table = Table("", "deals", *reports, title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
+    rates = [report.by_difficulty() for report in reports.values()]
+    for difficulty in rates[0]:
+        row = [rate[difficulty] for rate in rates]
+        table.add_row(difficulty, str(row[0].count), *map(str, row))
+    return table

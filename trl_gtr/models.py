@@ -5,15 +5,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
 from torch import nn
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+from transformers.trainer_utils import get_last_checkpoint
 
 from . import tiny_llava
 from .llava_checkpoints import refuse_original
+
+_NEEDED = (
+    "GTR needs a vision-language model, one that `AutoModelForImageTextToText` loads (LLaVA, LLaVA-NeXT, Qwen-VL, "
+    "Idefics3, SmolVLM, …)."
+)
 
 
 def load_policy(
@@ -30,8 +37,8 @@ def load_policy(
     """
     if model_name_or_path == "tiny":
         model_name_or_path = tiny_llava.path()
-    refuse_original(model_name_or_path)
     source = {"revision": revision, "trust_remote_code": trust_remote_code}
+    check_source(model_name_or_path, **source)
     try:
         processor = AutoProcessor.from_pretrained(model_name_or_path, **source)
     except (ImportError, ValueError) as error:  # transformers raises the one or the other
@@ -49,6 +56,34 @@ def load_policy(
     return model, processor
 
 
+def check_source(model_name_or_path: str | os.PathLike[str], **source: Any) -> None:
+    """Raise a `ValueError` that names the remedy unless there is a vision-language model of that name; reads its
+    config only."""
+    name, folder = os.fspath(model_name_or_path), Path(model_name_or_path)
+    refuse_original(folder)
+    if folder.is_dir():
+        if (folder / "adapter_config.json").is_file():
+            return  # of an adapter, whose own config names the model
+        if not (folder / "config.json").is_file():
+            newest = get_last_checkpoint(folder)
+            remedy = (
+                f"Its newest checkpoint is {newest}." if newest else "Name the folder that `save_pretrained` wrote."
+            )
+            raise ValueError(f"{name} is not a model's folder, for it has no config.json. {remedy}")
+    elif folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise ValueError(f"There is no folder {name}. Name a model's folder, a model on the Hub, or `tiny`.")
+    try:
+        config = AutoConfig.from_pretrained(name, **source)
+    except OSError as error:
+        raise ValueError(
+            f"There is no folder {name}, and no model of that name came from the Hub. Check the spelling and the "
+            "connection, log in with `hf auth login` if it is gated, or take `tiny`, the embedded model."
+        ) from error
+    own_code = "AutoModelForImageTextToText" in (getattr(config, "auto_map", None) or {})
+    if type(config) not in AutoModelForImageTextToText._model_mapping and not own_code:
+        raise ValueError(f"{name} ({config.model_type}) can't see: {_NEEDED}")
+
+
 def check_processor(model: Any, processor: Any) -> None:
     """Raise a `ValueError` that names the remedy if this pair can't look at an image and answer."""
     model = unwrap_adapter(model)
@@ -60,10 +95,7 @@ def check_processor(model: Any, processor: Any) -> None:
         )
     token_id = image_token_id(model)
     if token_id is None:
-        raise ValueError(
-            f"{name} can't see: its config has no image token. GTR needs a vision-language model, one that "
-            "`AutoModelForImageTextToText` loads (LLaVA, LLaVA-NeXT, Qwen-VL, Idefics3, SmolVLM, …)."
-        )
+        raise ValueError(f"{name} can't see, for its config has no image token: {_NEEDED}")
     if token_id >= (size := model.config.get_text_config().vocab_size):
         raise ValueError(
             f"The image token's id {token_id} lies outside of {name}'s vocabulary of {size}. Call "

@@ -457,20 +457,20 @@ class GTRTrainer(PPOBridge):
         """Policy (or adapter) as an ordinary `from_pretrained` folder, with the value head beside it."""
         super().save_model(output_dir, _internal_call)
         if self.args.should_save:
-            checkpoints.save_value_head(output_dir or self.args.output_dir, self.trained.value_head)
+            folder = output_dir or self.args.output_dir
+            checkpoints.save_value_head(folder, self.trained.value_head, self.task.name)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
         corrector = self.corrector.state_dict() if hasattr(self.corrector, "state_dict") else None
-        state = {"task": self.task.name, "corrector": corrector}
+        state = {"corrector": corrector}
         folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         checkpoints.save_run_state(folder, self.accelerator.process_index, self.buffer, self.collector, state)
 
     def _resume(self, checkpoint: str) -> None:
         rank, trained = self.accelerator.process_index, self.trained
+        checkpoints.check_task(checkpoint, self.task.name)
         state = checkpoints.read_run_state(checkpoint, rank)
-        if state["task"] != self.task.name:
-            raise ValueError(f"{checkpoint} is of a run on {state['task']!r}, not on {self.task.name!r}.")
         checkpoints.load_policy_weights(checkpoint, trained.policy)
         checkpoints.load_value_head(checkpoint, trained.value_head)
         self._load_optimizer_and_scheduler(checkpoint)

@@ -68,6 +68,8 @@ class CorrectorArguments:
         False, "Throw away answers that the hidden truth contradicts. Makes any model an oracle."
     )
 
+    _argument_group_name = "the corrector"
+
 
 def make_corrector(arguments: CorrectorArguments | str = "expert", **options: Any) -> Corrector | None:
     """The corrector that the arguments describe; `None` for `none`.

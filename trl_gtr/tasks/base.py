@@ -59,6 +59,8 @@ class Task(Protocol):
     - `target(response, info) -> str | None`: what a thought aims at (Points24: the whole formula);
     - `reading_parts: Sequence[str]`: the parts of `judge` that are read off the picture, for the reading accuracy;
     - `reward_scale: float`: what brings rewards to the size of 1 for the value head (`GTRConfig.reward_scale`);
+    - `difficulty(info) -> str`: what kind of deal this is, from its first `info`. Evaluation shows success by it, the
+      kinds sorted by name;
     - `metrics(transitions) -> Mapping[str, float]`: more to log about a whole episode, in training and evaluation;
     - `vectorization = "processes"`: each environment gets a process of its own (slow, leaking or crashing ones).
     """

@@ -164,6 +164,11 @@ class BlackjackTask:
     def solvable(self, info: Mapping[str, Any]) -> bool:
         return totals(info["Player Card"])[0] <= 21
 
+    def difficulty(self, info: Mapping[str, Any]) -> str:
+        """The total that was dealt: from 12 to 16 both choices are bad."""
+        total = totals(info["Player Card"])[0]
+        return "11 or less" if total <= 11 else "12 to 16" if total <= 16 else "17 or more"
+
     def expert(self, info: Mapping[str, Any], hint: Response | None = None) -> Response | None:
         counts, dealer = totals(info["Player Card"]), _shown(info)
         soft = len(counts) == 2

@@ -126,6 +126,9 @@ class NumberLineTask:
     def solvable(self, info: Mapping[str, Any]) -> bool:
         return True
 
+    def difficulty(self, info: Mapping[str, Any]) -> str:
+        return f"distance {abs(int(info['Target']) - int(info['Current']))}"
+
     def expert(self, info: Mapping[str, Any], hint: Response | None = None) -> Response | None:
         current, target, action = int(info["Current"]), int(info["Target"]), _right_action(info)
         way, relation = ("up", "below") if action == "+" else ("down", "above")

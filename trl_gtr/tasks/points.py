@@ -124,6 +124,15 @@ class PointsTask:
     def solvable(self, info: Mapping[str, Any]) -> bool:
         return self.rules.reachable(info)
 
+    def difficulty(self, info: Mapping[str, Any]) -> str:
+        """What the simplest formula of the hand needs: the one that the expert plays."""
+        formula = self.rules.complete({**info, "Formula": []})
+        if formula is None:
+            return "no formula"
+        if "(" in formula:
+            return "with parentheses"
+        return "with * or /" if {"*", "/"} & set(formula) else "only + and -"
+
     def expert(self, info: Mapping[str, Any], hint: Response | None = None) -> Response | None:
         thought: dict[str, Any] = {"cards": printed_ranks(info), "formula": "".join(written(info))}
         aim = None
