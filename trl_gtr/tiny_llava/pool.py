@@ -16,7 +16,7 @@ from itertools import combinations_with_replacement
 
 from ..environments import arithmetic
 
-POOL_SIZE, UNSEEN_SIZE, SEED = 96, 120, 24
+POOL_SIZE, UNSEEN_SIZE, SEED = 64, 120, 24
 Hands = list[list[str]]
 
 
