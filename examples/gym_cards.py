@@ -32,7 +32,7 @@ def main() -> None:
             processing_class=processor,
             peft_config=peft_config,
         )
-    launch.train_and_report(trainer, {script.task: task})
+    launch.train_and_report(trainer, {script.task: task}, report=script.report)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def main() -> None:
             processing_class=processor,
             peft_config=peft_config,
         )
-    launch.train_and_report(trainer, eval_tasks)
+    launch.train_and_report(trainer, eval_tasks, report=script.report)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from .config import REFUSED_FIELDS, GTRConfig
 from .correctors import CorrectorArguments
 from .evaluation import EvaluationReport
 from .models import load_policy, lora_target_modules
+from .report import write_report
 from .tasks import Task, make_task
 from .trainer import GTRTrainer
 
@@ -45,6 +46,7 @@ class ScriptArguments:
     )
     cut: bool = field(default=True, metadata={"help": "End training episodes that can't be won any more."})
     overwrite: bool = field(default=False, metadata={"help": "Start afresh in an output folder that isn't empty."})
+    report: bool = field(default=True, metadata={"help": "Write report.html into the output folder at the end."})
     torch_threads: int | None = field(
         default=None,
         metadata={
@@ -133,8 +135,10 @@ def resume_from(args: GTRConfig) -> str | bool | None:
     return True if isinstance(given, str) and given.lower() == "true" else given
 
 
-def train_and_report(trainer: GTRTrainer, eval_tasks: Mapping[str, Task]) -> dict[str, EvaluationReport]:
-    """Evaluate, train, evaluate again, save, and show what training did."""
+def train_and_report(
+    trainer: GTRTrainer, eval_tasks: Mapping[str, Task], report: bool = True
+) -> dict[str, EvaluationReport]:
+    """Evaluate, train, evaluate again, save, and show what training did: in a table and, if asked, on a page."""
     reports: dict[str, EvaluationReport] = {}
 
     def evaluate(when: str) -> None:
@@ -153,7 +157,17 @@ def train_and_report(trainer: GTRTrainer, eval_tasks: Mapping[str, Task]) -> dic
         title = f"{trainer.task.name} before and after {trainer.state.global_step} updates, "
         Console().print(report_table(reports, f"{title}{trainer.args.eval_episodes} episodes each"))
         print(f"The agent is in {trainer.args.output_dir}.")
+        if report:
+            print_report_path(trainer.args.output_dir)
     return reports
+
+
+def print_report_path(output_dir: str) -> None:
+    """Write the report of a run that is over, and say where it is; what a report needs is an extra."""
+    try:
+        print(f"Look at it: {write_report([output_dir])}")
+    except ImportError as missing:
+        print(missing)
 
 
 def report_table(reports: Mapping[str, EvaluationReport], title: str) -> Table:

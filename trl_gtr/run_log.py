@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from .config import GTRConfig
+from .config import REFUSED_FIELDS, GTRConfig
 
 METRICS_FILE = "metrics.jsonl"
 CARD_FILE = "run.json"
@@ -87,7 +87,7 @@ def run_card(args: GTRConfig) -> dict[str, Any]:
     return {
         "started": _now(),
         "config": config,
-        "changed": sorted(name for name, value in config.items() if name in defaults and value != defaults[name]),
+        "changed": sorted(name for name, value in config.items() if _is_set(name, value, defaults)),
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
         "hardware": {
             "machine": platform.platform(),
@@ -98,6 +98,13 @@ def run_card(args: GTRConfig) -> dict[str, Any]:
             "precision": "bf16" if args.bf16 else "fp16" if args.fp16 else "float32",
         },
     }
+
+
+def _is_set(name: str, value: Any, defaults: dict[str, Any]) -> bool:
+    """Whether somebody chose this value; not what the arguments work out by themselves or hide."""
+    if name not in defaults or name in (*REFUSED_FIELDS, "accelerator_config") or name.endswith("_token"):
+        return False
+    return value != defaults[name] and bool(value or defaults[name])
 
 
 class _WarningList(logging.Handler):

@@ -1,0 +1,224 @@
+"""The report of a run: what is read, drawn, counted and written, and that nothing in it can run."""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+pytest.importorskip("jinja2", reason="needs trl-gtr[report]")
+pytest.importorskip("matplotlib", reason="needs trl-gtr[report]")
+
+from report_cases import HOSTILE, corrected, hostile_rows, row, write_run
+
+from trl_gtr import cli
+from trl_gtr.report import MAX_BYTES, page, write_report
+from trl_gtr.report.collapse import repeated_thoughts
+from trl_gtr.report.curves import mean_line
+from trl_gtr.report.episodes import Budget, Gallery, spread, word_diff
+from trl_gtr.report.runs import Run, groups, read_runs
+
+SCRIPT = re.compile(r"<script([^>]*)>(.*?)</script>", re.DOTALL)
+
+
+def embedded(html):
+    """The data that the page's script reads, and the script."""
+    (kind, data), (_, script) = SCRIPT.findall(html)
+    assert kind == ' type="application/json" id="data"'
+    return json.loads(data), script
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+def test_seed_folders_are_one_group_and_labels_win(tmp_path):
+    folders = [write_run(tmp_path / name, updates=1) for name in ("gtr/seed0", "gtr/seed1", "ppo")]
+    assert {label: len(runs) for label, runs in groups(read_runs(folders)).items()} == {"gtr": 2, "ppo": 1}
+    assert list(groups(read_runs(folders, ["a", "b", "a"]))) == ["a", "b"]
+    with pytest.raises(ValueError, match="2 labels for 3 runs"):
+        read_runs(folders, ["a", "b"])
+
+
+def test_a_run_without_metrics_file_is_read_from_its_newest_checkpoint(tmp_path):
+    folder = write_run(tmp_path / "run", updates=1)
+    (folder / "metrics.jsonl").unlink()
+    with pytest.raises(ValueError, match="is no run's output folder"):
+        read_runs([folder])
+    for n in (2, 10):
+        (folder / f"checkpoint-{n}").mkdir()
+        state = {"log_history": [{"step": n, "episode/success": 0.5}]}
+        (folder / f"checkpoint-{n}" / "trainer_state.json").write_text(json.dumps(state))
+    assert read_runs([folder])[0].series("episode/success") == {10: 0.5}
+
+
+def test_a_line_that_is_being_written_is_not_read(tmp_path):
+    folder = write_run(tmp_path / "run", updates=2)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "episode/succ')
+    assert list(read_runs([folder])[0].series("episode/success")) == [1, 2]
+
+
+# --- what is shown --------------------------------------------------------------------------------------------------
+
+
+def test_seeds_are_a_mean_and_a_range(tmp_path):
+    seeds = [
+        Run(tmp_path, "gtr", [{"step": 1, "m": 0.2}, {"step": 2, "m": 0.4}]),
+        Run(tmp_path, "gtr", [{"step": 1, "m": 0.6}, {"step": 2, "m": float("nan")}]),
+    ]
+    (line,) = mean_line("m", "gtr", 0, "-", seeds)
+    assert (line.x, line.mean, line.low, line.high) == ([1, 2], [0.4, 0.4], [0.2, 0.4], [0.6, 0.4])
+    assert mean_line("other", "gtr", 0, "-", seeds) == []
+
+
+def test_long_curves_keep_their_ends(tmp_path):
+    run = Run(tmp_path, "gtr", [{"step": n, "m": n} for n in range(1, 5001)])
+    (line,) = mean_line("m", "gtr", 0, "-", [run])
+    assert (line.x[0], line.x[-1]) == (1, 5000)
+    assert len(line.x) < 400
+
+
+def test_word_diff_keeps_both_texts():
+    before, after = "cards: 3, 8\nI aim at 3*8=24.", "cards: 3, 9\nI aim at 3*8=24, so *."
+    pieces = word_diff(before, after)
+    assert "".join(text for kind, text in pieces if kind in "=-") == before
+    assert "".join(text for kind, text in pieces if kind in "=+") == after
+    assert pieces[:3] == [["=", "cards: 3, "], ["-", "8"], ["+", "9"]]
+
+
+def test_episodes_are_spread_over_the_run_and_whole_ones_come_first():
+    episodes = [[row(u, episode=e, step=e, ended=e == 0)] for u in range(1, 101) for e in (1, 0)]
+    assert [episode[0]["update"] for episode in spread(episodes, 3)] == [1, 100, 51]
+    few = list(spread(episodes[:8], 6))
+    assert [(episode[0]["update"], episode[0]["episode"]) for episode in few] == [
+        (1, 0),
+        (4, 0),
+        (2, 0),
+        (3, 0),
+        (1, 1),
+        (4, 1),
+    ]
+
+
+def test_repeated_thoughts_count_states_and_truth(tmp_path):
+    said = {"thought_text": "I aim at 24."}
+    rows = [corrected(1, env=n, **said) for n in range(3)]  # three pictures
+    rows += [row(1, env=0, **said), row(1, env=7, thought_text="Something else")]
+    folder = write_run(tmp_path / "run", updates=2, rows=lambda update: rows if update == 1 else [row(2)])
+    first, last = repeated_thoughts(read_runs([folder]), Gallery(Budget(10**6)))
+    assert (first["first"], first["last"], first["steps"], first["distinct"]) == (1, 1, 5, 2)
+    top = first["thoughts"][0]
+    assert (top["text"], top["count"], top["states"], top["true"]) == ("I aim at 24.", 4, 3, 0.25)
+    assert len(top["pictures"]) == 3
+    assert (last["first"], last["steps"]) == (2, 1)
+
+
+def test_the_page_shows_all_four_parts(tmp_path):
+    path = write_report([write_run(tmp_path / "run")])
+    assert path == tmp_path / "run" / "report.html"
+    html = path.read_text("utf-8")
+    data, script = embedded(html)
+    assert [len(run["episodes"]) for run in data["runs"]] == [8]
+    first = data["runs"][0]["episodes"][0]
+    assert (first["update"], first["success"], len(first["steps"])) == (1, True, 2)
+    step = first["steps"][0]
+    assert step["thought"] == "cards: 3, 8\nthoughts: I aim at 3*8=24."
+    assert ["-", "8"] in step["diff"]
+    assert data["images"][step["image"]].startswith("data:image/webp;base64,")
+    assert data["prompts"][step["prompt"]] == "Make 24."
+    assert data["runs"][0]["scale"]["reward"] == 10.0
+    # metrics that were never numbers have no chart; the others have theirs, with a table
+    titles = re.findall(r"<figcaption><strong>(.*?)</strong>", html)
+    assert titles == ["Success", "Return", "True thoughts", "Corrector cost", "Distinct n-grams", "True by part"]
+    assert len(data["charts"]) == len(titles) == html.count("<svg ")
+    assert "25% [10%, 50%]" in html
+    assert "Settings that differ" in html
+    assert "after update 2, 3 times" in html
+    assert "generate 12 s (75 %)" in html
+    # one script may run, and this is it
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src &#39;sha256-{digest}&#39;" in html or f"script-src 'sha256-{digest}'" in html
+    assert not re.search(r'(src|href)="(?!#|data:)', html)
+
+
+def test_the_same_run_gives_the_same_page(tmp_path):
+    folder = write_run(tmp_path / "run")
+    made = re.compile(r"Made \S+ by")
+    pages = [made.sub("", write_report([folder]).read_text("utf-8")) for _ in range(2)]
+    assert pages[0] == pages[1]
+
+
+def test_several_runs_share_their_charts(tmp_path):
+    folders = [write_run(tmp_path / name, offset=0.1 * n) for n, name in enumerate(("gtr/seed0", "gtr/seed1", "ppo"))]
+    data, _ = embedded(write_report(folders, output=tmp_path / "all.html").read_text("utf-8"))
+    assert [run["name"] for run in data["runs"]] == ["gtr · seed0", "gtr · seed1", "ppo"]
+    success = {line["name"]: line for line in data["charts"][0]["lines"]}
+    assert success["gtr: all deals"]["low"][0] == pytest.approx(0.1)
+    assert success["gtr: all deals"]["high"][0] == pytest.approx(0.2)
+    assert success["ppo: all deals"]["mean"][0] == pytest.approx(0.3)
+
+
+def test_a_run_without_episodes_and_card_has_a_page_too(tmp_path):
+    folder = write_run(tmp_path / "run", card=False)
+    shutil.rmtree(folder / "episodes")
+    html = write_report([folder]).read_text("utf-8")
+    assert "No episodes were logged" in html
+    assert embedded(html)[0]["runs"][0]["episodes"] == []
+
+
+def test_what_a_model_writes_stays_text(tmp_path):
+    html = write_report([write_run(tmp_path / "run", rows=hostile_rows)]).read_text("utf-8")
+    data, _ = embedded(html)  # two script elements, no more
+    assert "<script>window" not in html
+    assert "<img src=x" not in html
+    assert "<svg onload" not in html
+    assert ">49 " not in html
+    assert len(html) < 1_500_000
+    steps = data["runs"][0]["episodes"][0]["steps"]
+    assert steps[0]["thought"].startswith("<script>window.hacked = 1</script>")
+    assert steps[2]["thought"].endswith("(96,000 characters more)")
+    assert HOSTILE[:40] in data["prompts"][0]
+
+
+def test_the_page_stays_below_its_limit(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+
+    def noisy_rows(update):  # pictures that don't shrink, and texts that grow sixfold when escaped
+        noise = {"image": rng.integers(0, 255, (150, 150, 3), np.uint8), "thought": "<" * 3000}
+        return [row(update, env=n, episode=update, **noise) for n in range(10)]
+
+    folder = write_run(tmp_path / "run", updates=8, rows=noisy_rows)
+    unlimited = write_report([folder]).stat().st_size
+    assert unlimited < MAX_BYTES
+    limit = 1_000_000
+    assert unlimited > limit
+    monkeypatch.setattr(page, "MAX_BYTES", limit)
+    monkeypatch.setattr(page, "_RESERVE", 200_000)
+    path = write_report([folder])
+    assert path.stat().st_size < limit
+    updates = {episode["update"] for episode in embedded(path.read_text("utf-8"))[0]["runs"][0]["episodes"]}
+    assert updates == set(range(1, 9))
+
+
+# --- the command line -----------------------------------------------------------------------------------------------
+
+
+def test_command_report(tmp_path, capsys):
+    folders = [str(write_run(tmp_path / name)) for name in ("a", "b")]
+    output = tmp_path / "page.html"
+    assert cli.main(["report", *folders, "--labels", "gtr", "ppo", "--output", str(output)]) == 0
+    assert "page.html" in capsys.readouterr().out
+    assert "<title>gtr, ppo" in output.read_text("utf-8")
+    assert cli.main(["report", str(tmp_path / "nowhere")]) == 2
+    assert capsys.readouterr().err == f"error: There is no folder {tmp_path / 'nowhere'}.\n"
+
+
+def test_command_check_names_what_is_missing(monkeypatch, capsys):
+    assert cli.main(["check"]) == 0
+    assert "needed: ok" in capsys.readouterr().out
+    monkeypatch.setattr(cli.importlib.metadata, "requires", lambda name: ["no-such-package>=1"])
+    assert cli.main(["check"]) == 1
+    assert "missing  no-such-package>=1" in capsys.readouterr().out

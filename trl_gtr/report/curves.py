@@ -1,0 +1,241 @@
+"""Curves as SVG by matplotlib, in the page's own colours, with the numbers behind them for the pointer and tables.
+
+Several runs of one label are one line, their mean, in a band from the lowest to the highest.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import matplotlib
+from markupsafe import Markup
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from .runs import Run
+
+SERIES_COLOURS = 8
+MOST_POINTS = 300
+STYLES = ("-", "--", ":", "-.")
+# matplotlib wants colours; the page replaces these by its own, which light and dark mode set.
+_INK, _GRID = "#010101", "#020202"
+_SIZE = (4.4, 2.5)
+_AXES = (0.11, 0.16, 0.87, 0.8)
+_FORMAT: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "trl-gtr",
+    "font.size": 9,
+    "font.family": "sans-serif",
+    "text.color": _INK,
+    "axes.edgecolor": _GRID,
+    "axes.labelcolor": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart: metrics by name, each with what the legend says of it."""
+
+    title: str
+    metrics: Mapping[str, str]
+    note: str = ""
+    share: bool = False
+    """Values are shares: the axis shows percent from 0 to 100."""
+
+
+CURVES = (
+    Panel(
+        "Success",
+        {"episode/success": "all deals", "episode/success_solvable": "solvable deals"},
+        "of the episodes that ended in the update",
+        share=True,
+    ),
+    Panel("Return", {"episode/return": "return"}, "sum of raw rewards of an episode"),
+    Panel(
+        "True thoughts",
+        {"thoughts/true": "every part true", "thoughts/reading": "picture read right"},
+        "of all steps",
+        share=True,
+    ),
+    Panel(
+        "Corrected thoughts",
+        {"corrector/corrected": "corrected", "corrector/failed": "no answer"},
+        "of the steps that the corrector saw",
+        share=True,
+    ),
+    Panel("Responses", {"response/valid": "valid format", "response/legal": "legal action"}, "of all steps", True),
+    Panel("Response length", {"response/tokens": "tokens", "response/thought_tokens": "of them thought"}),
+    Panel("Policy loss", {"loss/policy": "clipped surrogate"}),
+    Panel("Value loss", {"loss/value": "value loss"}),
+    Panel("Cloning loss", {"loss/cloning": "cross-entropy on labels"}),
+    Panel("Drift", {"policy/approx_kl": "KL from the acting policy"}),
+    Panel("Entropy", {"policy/entropy": "of a token's distribution"}),
+    Panel("Speed", {"speed/steps_per_second": "environment steps per second"}),
+    Panel("Corrector cost", {"corrector/usd_spent": "US dollars since the start"}),
+)
+COLLAPSE = (
+    Panel(
+        "Distinct n-grams",
+        {"thoughts/distinct_2": "2-grams", "thoughts/distinct_4": "4-grams"},
+        "share of word n-grams that are new; collapse: falls",
+        share=True,
+    ),
+    Panel("Self-BLEU", {"thoughts/self_bleu": "self-BLEU"}, "likeness of thoughts; collapse: rises", share=True),
+    Panel(
+        "Said in another state too",
+        {"thoughts/identical_across_states": "word for word", "thoughts/identical_untrue": "and untrue"},
+        "collapse: rises",
+        share=True,
+    ),
+    Panel("Commonest thought", {"thoughts/top_share": "its share"}, "collapse: rises", share=True),
+)
+
+
+@dataclass
+class Line:
+    """One line of a chart over updates, with its band."""
+
+    name: str
+    colour: int
+    style: str
+    x: list[int]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+
+@dataclass
+class Chart:
+    """What the page shows of a panel."""
+
+    title: str
+    note: str
+    svg: Markup
+    data: dict[str, Any]
+    rows: list[list[str]] = field(default_factory=list)
+    """A table of the same: update, then a value a line."""
+
+
+def charts(panels: Sequence[Panel], groups: Mapping[str, Sequence[Run]]) -> list[Chart]:
+    """The panels that have anything to show; a colour a label, a style a metric."""
+    made = []
+    for panel in panels:
+        lines = []
+        for style, (metric, words) in zip(STYLES, panel.metrics.items(), strict=False):
+            for colour, (label, runs) in enumerate(groups.items()):
+                name = words if len(groups) == 1 else label if len(panel.metrics) == 1 else f"{label}: {words}"
+                lines += mean_line(metric, name, colour % SERIES_COLOURS, style, runs)
+        if lines:
+            made.append(draw(panel.title, panel.note, lines, panel.share))
+    return made
+
+
+def truth_charts(groups: Mapping[str, Sequence[Run]]) -> list[Chart]:
+    """For each label the share of true thoughts by part; a colour a part."""
+    prefix, made = "thoughts/true_", []
+    for label, runs in groups.items():
+        parts = sorted({name for run in runs for name in run.metrics if name.startswith(prefix)})
+        lines = []
+        for i, name in enumerate(parts):
+            lines += mean_line(name, name.removeprefix(prefix).replace("_", " "), i % SERIES_COLOURS, "-", runs)
+        if lines:
+            title = "True by part" if len(groups) == 1 else f"True by part: {label}"
+            made.append(draw(title, "share of steps in which this part of the thought is true", lines, share=True))
+    return made
+
+
+def mean_line(metric: str, name: str, colour: int, style: str, runs: Sequence[Run]) -> list[Line]:
+    """Mean and range over the runs that have logged the metric; nothing if none has."""
+    values: dict[int, list[float]] = {}
+    for run in runs:
+        for update, value in run.series(metric).items():
+            if math.isfinite(value):
+                values.setdefault(update, []).append(float(value))
+    if not values:
+        return []
+    updates = sorted(values)
+    stride = math.ceil(len(updates) / MOST_POINTS)
+    updates = [*updates[:-1:stride], updates[-1]]  # always with the last one
+    return [
+        Line(
+            name,
+            colour,
+            style,
+            x=updates,
+            mean=[sum(values[u]) / len(values[u]) for u in updates],
+            low=[min(values[u]) for u in updates],
+            high=[max(values[u]) for u in updates],
+        )
+    ]
+
+
+def draw(title: str, note: str, lines: Sequence[Line], share: bool = False) -> Chart:
+    with matplotlib.rc_context(_FORMAT):
+        figure = Figure(figsize=_SIZE, dpi=72)  # 72: a pixel is one unit of the SVG
+        axes = figure.add_axes(_AXES)
+        for line in lines:
+            colour = _series_colour(line.colour)
+            marker = "o" if len(line.x) == 1 else None
+            axes.plot(line.x, line.mean, line.style, color=colour, marker=marker, linewidth=1.8)
+            if line.low != line.high:
+                axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.2, linewidth=0)
+        axes.grid(color=_GRID, linewidth=0.7)
+        axes.tick_params(length=0)
+        axes.set_xlabel("update", loc="right")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        if share:
+            axes.set_ylim(-0.03, 1.03)
+            axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        box = axes.get_window_extent()
+        limits = axes.get_xlim()
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    data = {
+        "box": [box.x0, figure.bbox.height - box.y1, box.x1, figure.bbox.height - box.y0],
+        "limits": limits,
+        "share": share,
+        "lines": [
+            {"name": line.name, "colour": line.colour, "dashed": line.style != "-", "x": line.x}
+            | {key: [round(v, 6) for v in getattr(line, key)] for key in ("mean", "low", "high")}
+            for line in lines
+        ],
+    }
+    return Chart(title, note, _inline(buffer.getvalue(), f"{title}, by update. {note}"), data, _table(lines, share))
+
+
+def _table(lines: Sequence[Line], share: bool) -> list[list[str]]:
+    updates = sorted({u for line in lines for u in line.x})
+    stride = math.ceil(len(updates) / 50)
+    by_update = [dict(zip(line.x, line.mean, strict=True)) for line in lines]
+
+    def cell(value: float | None) -> str:
+        return "" if value is None else f"{value:.1%}" if share else f"{value:.4g}"
+
+    return [[str(u), *(cell(values.get(u)) for values in by_update)] for u in updates[::stride]]
+
+
+def _series_colour(index: int) -> str:
+    return f"#0303{index:02x}"
+
+
+def _inline(svg: str, label: str) -> Markup:
+    """The SVG element alone, in the page's colours and with names of its own."""
+    svg = svg[svg.index("<svg") :]
+    prefix = f"chart-{zlib.crc32(svg.encode()):08x}-"
+    svg = re.sub(r'\bid="', f'id="{prefix}', svg)
+    svg = re.sub(r'(url\(|href=")#', rf"\1#{prefix}", svg)
+    svg = svg.replace(_INK, "var(--ink)").replace(_GRID, "var(--grid)")
+    svg = re.sub(r"#0303([0-9a-f]{2})", lambda match: f"var(--series-{int(match[1], 16)})", svg)
+    svg = re.sub(r"font: [^;\"]*?(\d+px)[^;\"]*", r"font: \1 var(--font)", svg)
+    svg = re.sub(r'<svg [^>]*viewBox="([^"]*)"[^>]*>', r'<svg viewBox="\1" role="img" aria-label="@">', svg, count=1)
+    return Markup(svg.replace('aria-label="@"', Markup('aria-label="{}"').format(label), 1))

@@ -1,0 +1,219 @@
+"""Sampled episodes for the page: plain JSON values, with pictures and prompts kept once each."""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import io
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jinja2.utils import htmlsafe_json_dumps
+from PIL import Image
+
+from .runs import Run
+
+MOST_EPISODES = 240
+MOST_CHARACTERS = 4000
+MOST_TOKENS = 600
+PICTURE_SIZE = 300
+_WORD = re.compile(r"\s+|\w+|[^\w\s]")
+
+Row = dict[str, Any]
+
+
+class Budget:
+    """Bytes that the page may still grow by."""
+
+    def __init__(self, size: int) -> None:
+        self.left = size
+
+    def take(self, size: int) -> bool:
+        """Whether there is room; if so, less is left."""
+        if size > self.left:
+            return False
+        self.left -= size
+        return True
+
+
+class Gallery:
+    """Distinct pictures as data URIs, and their numbers."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.uris: list[str] = []
+        self._number: dict[bytes, int | None] = {}
+        self._budget = budget
+
+    def add(self, picture: Mapping[str, Any] | None) -> int | None:
+        """The picture's number; `None` if there is none, or no room for it."""
+        png = picture["bytes"] if picture else None
+        if png is None:
+            return None
+        if png not in self._number:
+            uri = _data_uri(png)
+            self._number[png] = len(self.uris) if self._budget.take(len(uri)) else None
+            if self._number[png] is not None:
+                self.uris.append(uri)
+        return self._number[png]
+
+
+def _data_uri(png: bytes) -> str:
+    image = Image.open(io.BytesIO(png)).convert("RGB")
+    image.thumbnail((PICTURE_SIZE, PICTURE_SIZE), Image.Resampling.LANCZOS)
+    webp = io.BytesIO()
+    image.save(webp, "WEBP", quality=70, method=2)
+    return "data:image/webp;base64," + base64.b64encode(webp.getvalue()).decode()
+
+
+def episodes_of(run: Run) -> list[list[Row]]:
+    """The run's logged steps by episode."""
+    episodes: dict[tuple[int, int], list[Row]] = {}
+    for row in run.rows:
+        episodes.setdefault((row["env_index"], row["episode"]), []).append(row)
+    return list(episodes.values())
+
+
+def spread(episodes: Sequence[list[Row]], most: int) -> Iterator[list[Row]]:
+    """At most so many episodes in the order in which they matter: one of each update, then a second of each, …
+
+    Whole episodes come first in an update. Of more updates than there may be episodes, evenly many are left out.
+    """
+    by_update: dict[int, list[list[Row]]] = {}
+    for episode in episodes:
+        by_update.setdefault(episode[0]["update"], []).append(episode)
+    for waiting in by_update.values():
+        waiting.sort(key=lambda episode: episode[0]["step"] > 0 or not episode[-1]["ended"], reverse=True)
+    updates = sorted(by_update)
+    if len(updates) > most:
+        updates = [updates[round(i * (len(updates) - 1) / max(most - 1, 1))] for i in range(most)]
+    # From both ends to the middle: if room runs out, the first and the last updates are there.
+    updates = [u for pair in zip(updates, reversed(updates), strict=True) for u in pair]
+    updates = list(dict.fromkeys(updates))
+    given = 0
+    while given < most and any(by_update[update] for update in updates):
+        for update in updates:
+            if by_update[update] and given < most:
+                given += 1
+                yield by_update[update].pop()
+
+
+class EpisodeData:
+    """Collects what the page's viewer shows."""
+
+    def __init__(self, budget: Budget, gallery: Gallery) -> None:
+        self.budget, self.gallery = budget, gallery
+        self.prompts: list[str] = []
+        self._prompt_number: dict[str, int] = {}
+        self.runs: list[dict[str, Any]] = []
+
+    def add(self, run: Run, name: str, most: int, share: float) -> None:
+        """As many of the run's episodes as fit into `share` of the room."""
+        stop_at = self.budget.left * (1 - share)
+        chosen = []
+        for episode in spread(episodes_of(run), most):
+            view = self._episode(episode)
+            if self.budget.left < stop_at or not self.budget.take(len(htmlsafe_json_dumps(view))):
+                break
+            chosen.append(view)
+        chosen.sort(key=lambda view: (view["update"], view["env"], view["episode"]))
+        coef = run.card.get("config", {}).get("thought_prob_coef", 1.0)
+        self.runs.append(
+            {
+                "name": name,
+                "episodes": chosen,
+                "logged": len(episodes_of(run)),
+                "thoughtCoef": coef,
+                "scale": {key: _largest(run.rows, key) for key in ("reward", "value", "advantage")},
+            }
+        )
+
+    def _episode(self, rows: list[Row]) -> dict[str, Any]:
+        known = [row["success"] for row in rows if row["success"] is not None]
+        return {
+            "update": rows[0]["update"],
+            "env": rows[0]["env_index"],
+            "episode": rows[0]["episode"],
+            "success": known[-1] if known else None,
+            "ended": rows[-1]["ended"],
+            "steps": [self._step(row) for row in rows],
+        }
+
+    def _step(self, row: Row) -> dict[str, Any]:
+        thought, tokens = _readable(row["thought"]), row["tokens"] or []
+        view = {
+            "n": row["step"],
+            "update": row["update"],
+            "image": self.gallery.add(row["image"]),
+            "prompt": self._prompt(row["prompt"] or ""),
+            "thought": _cut(thought),
+            "action": _cut(row["action"] or "", 300),
+            "valid": row["valid"],
+            "legal": row["legal"],
+            "error": row["error"],
+            "verdict": row["verdict"],
+            "reason": _cut(row["reason"] or "", 500) or None,
+            "judged": [[entry["part"], entry["right"]] for entry in row["judgement"] or []],
+            "tokens": [_cut(token, 200) for token in tokens[:MOST_TOKENS]],
+            "moreTokens": max(0, len(tokens) - MOST_TOKENS),
+            "logprobs": [_number(p, 3) for p in (row["token_logprobs"] or [])[:MOST_TOKENS]],
+            "actionStart": row["action_start"] or 0,
+            **{key: _number(row[key], 4) for key in ("reward", "value", "advantage")},
+        }
+        if row["corrected_thought"] is not None:
+            view["diff"] = word_diff(_cut(thought), _cut(_readable(row["corrected_thought"])))
+            view["correctAction"] = row["corrected_action"]
+        return view
+
+    def _prompt(self, prompt: str) -> int:
+        prompt = _cut(prompt)
+        if prompt not in self._prompt_number:
+            self._prompt_number[prompt] = len(self.prompts)
+            self.prompts.append(prompt)
+            self.budget.left -= len(htmlsafe_json_dumps(prompt))
+        return self._prompt_number[prompt]
+
+
+def word_diff(before: str, after: str) -> list[list[str]]:
+    """Pieces of both texts in order: `["=", …]` in both, `["-", …]` only before, `["+", …]` only after."""
+    a, b = _WORD.findall(before), _WORD.findall(after)
+    pieces = []
+    for tag, i, j, k, m in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+        if tag == "equal":
+            pieces.append(["=", "".join(a[i:j])])
+            continue
+        if j > i:
+            pieces.append(["-", "".join(a[i:j])])
+        if m > k:
+            pieces.append(["+", "".join(b[k:m])])
+    return pieces
+
+
+def _readable(segment: str | None) -> str:
+    """A thought segment as one line a part; as it is if it isn't what the format asks for."""
+    segment = segment or ""
+    try:
+        parts = json.loads(segment.rstrip().rstrip(",") + "}")
+    except (ValueError, RecursionError):
+        return segment
+    if not isinstance(parts, dict):
+        return segment
+    return "\n".join(f"{key}: {_plain(value)}" for key, value in parts.items())
+
+
+def _plain(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _cut(text: str, most: int = MOST_CHARACTERS) -> str:
+    return text if len(text) <= most else f"{text[:most]} … ({len(text) - most:,} characters more)"
+
+
+def _number(value: float | None, digits: int) -> float | None:
+    return None if value is None or not math.isfinite(value) else round(value, digits)
+
+
+def _largest(rows: Sequence[Row], key: str) -> float:
+    return max((abs(row[key]) for row in rows if row[key] is not None and math.isfinite(row[key])), default=0.0)

@@ -1,0 +1,105 @@
+"""Reading what runs have left on disk, and grouping them by label: runs of one label are seeds of one thing."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+EPISODE_COLUMNS_UNUSED = ("response", "return")
+_SEED_FOLDER = re.compile(r"seed[-_]?\d+")
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+
+
+@dataclass
+class Run:
+    """One output folder."""
+
+    folder: Path
+    label: str
+    log: list[dict[str, Any]]
+    """What `Trainer.log` was given, in order; `step` is the update."""
+    card: dict[str, Any] = field(default_factory=dict)
+    """`run.json`; empty for a run that has none."""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """Logged steps, in the order of (environment, episode, step)."""
+
+    def series(self, name: str) -> dict[int, float]:
+        """Values of a metric by update."""
+        return {entry["step"]: entry[name] for entry in self.log if isinstance(entry.get(name), int | float)}
+
+    def last(self, name: str) -> float | None:
+        values = self.series(name)
+        return values[max(values)] if values else None
+
+    @property
+    def metrics(self) -> set[str]:
+        return {name for entry in self.log for name in entry}
+
+
+def read_runs(folders: Sequence[str | Path], labels: Sequence[str] | None = None) -> list[Run]:
+    """Runs with their labels. Without `labels` a folder's name, or its parent's if it is one seed of several."""
+    paths = [Path(folder) for folder in folders]
+    if not paths:
+        raise ValueError("A report needs the output folder of at least one run.")
+    if labels is not None and len(labels) != len(paths):
+        raise ValueError(f"{len(labels)} labels for {len(paths)} runs: give each run one, the same one to seeds.")
+    return [_read_run(path, labels[i] if labels else _label(path)) for i, path in enumerate(paths)]
+
+
+def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs by label, in the order in which the labels came."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(run.label, []).append(run)
+    return found
+
+
+def _label(path: Path) -> str:
+    path = path.resolve()
+    return path.parent.name if _SEED_FOLDER.fullmatch(path.name) else path.name
+
+
+def _read_run(folder: Path, label: str) -> Run:
+    if not folder.is_dir():
+        raise ValueError(f"There is no folder {folder}.")
+    card = folder / "run.json"
+    return Run(
+        folder=folder,
+        label=label,
+        log=_read_log(folder),
+        card=json.loads(card.read_text("utf-8")) if card.is_file() else {},
+        rows=_read_rows(folder / "episodes"),
+    )
+
+
+def _read_log(folder: Path) -> list[dict[str, Any]]:
+    metrics = folder / "metrics.jsonl"
+    if metrics.is_file():
+        lines = metrics.read_text("utf-8").splitlines(keepends=True)
+        # A line without its end is being written, or was when the power failed.
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+    checkpoints = sorted(
+        (int(name[1]), path)
+        for path in folder.glob("checkpoint-*")
+        if (name := _CHECKPOINT.fullmatch(path.name)) and (path / "trainer_state.json").is_file()
+    )
+    for place in [folder, *(path for _, path in reversed(checkpoints))]:
+        state = place / "trainer_state.json"
+        if state.is_file():
+            return json.loads(state.read_text("utf-8"))["log_history"]
+    raise ValueError(f"{folder} is no run's output folder: it has neither metrics.jsonl nor trainer_state.json.")
+
+
+def _read_rows(folder: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for shard in sorted(folder.glob("update-*.parquet")):
+        table = pq.read_table(shard)
+        rows += table.drop_columns(list(EPISODE_COLUMNS_UNUSED)).to_pylist()
+    rows.sort(key=lambda row: (row["env_index"], row["episode"], row["step"]))
+    return rows

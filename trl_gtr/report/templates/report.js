@@ -1,0 +1,260 @@
+"use strict";
+// Everything that a model wrote comes from the JSON block and is put in place as text, never as HTML.
+const data = JSON.parse(document.getElementById("data").textContent);
+const byId = (id) => document.getElementById(id);
+
+function make(tag, className, text) {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  if (text !== undefined) element.textContent = text;
+  return element;
+}
+
+// --- light and dark ---------------------------------------------------------------------------------------------
+
+function setTheme(dark) {
+  document.documentElement.dataset.theme = dark ? "dark" : "light";
+  byId("theme").setAttribute("aria-pressed", String(dark));
+}
+const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+setTheme(prefersDark.matches);
+prefersDark.addEventListener("change", (event) => setTheme(event.matches));
+byId("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme !== "dark"));
+
+// --- pictures in the static part ----------------------------------------------------------------------------------
+
+for (const image of document.querySelectorAll("img[data-image]")) image.src = data.images[image.dataset.image];
+
+// --- curves: the values under the pointer -------------------------------------------------------------------------
+
+for (const figure of document.querySelectorAll("figure[data-chart]")) {
+  const chart = data.charts[figure.dataset.chart];
+  const svg = figure.querySelector("svg");
+  const outputs = figure.querySelectorAll("output");
+  const [left, top, right, bottom] = chart.box;
+  const [first, last] = chart.limits;
+  const cursor = document.createElementNS("http://www.w3.org/2000/svg", "line");
+  cursor.setAttribute("class", "cursor");
+  cursor.setAttribute("y1", top);
+  cursor.setAttribute("y2", bottom);
+  const format = (value) => (chart.share ? `${(100 * value).toFixed(1)} %` : Number(value.toPrecision(4)).toString());
+  svg.addEventListener("pointermove", (event) => {
+    const area = svg.getBoundingClientRect();
+    const x = ((event.clientX - area.left) / area.width) * svg.viewBox.baseVal.width;
+    const update = first + ((x - left) / (right - left)) * (last - first);
+    let nearest = null;
+    chart.lines.forEach((line, i) => {
+      let k = 0;
+      line.x.forEach((value, n) => { if (Math.abs(value - update) < Math.abs(line.x[k] - update)) k = n; });
+      const band = line.low[k] === line.high[k] ? "" : ` (${format(line.low[k])} to ${format(line.high[k])})`;
+      outputs[i].textContent = `${format(line.mean[k])}${band}`;
+      nearest = line.x[k];
+    });
+    outputs[0].textContent = `${outputs[0].textContent} at ${nearest}`;
+    const place = left + ((nearest - first) / (last - first)) * (right - left);
+    cursor.setAttribute("x1", place);
+    cursor.setAttribute("x2", place);
+    svg.append(cursor);
+  });
+  svg.addEventListener("pointerleave", () => {
+    cursor.remove();
+    for (const output of outputs) output.textContent = "";
+  });
+}
+
+// --- episodes -----------------------------------------------------------------------------------------------------
+
+const filters = {
+  outcome: (episode) => ({ all: true, won: episode.success === true, lost: episode.success === false, open: episode.success === null })[byId("outcome").value],
+  corrected: (step) => !byId("corrected").checked || step.verdict === "corrected",
+  invalid: (step) => !byId("invalid").checked || !step.legal,
+};
+const wanted = (step) => filters.corrected(step) && filters.invalid(step);
+const signed = (value) => (value === null ? "none" : `${value > 0 ? "+" : ""}${Number(value.toPrecision(3))}`);
+
+class Pane {
+  constructor(runIndex, updates) {
+    this.root = byId("pane").content.firstElementChild.cloneNode(true);
+    this.parts = {};
+    for (const element of this.root.querySelectorAll("[data-f]")) this.parts[element.dataset.f] = element;
+    const { run, updates: range, pick, back, on } = this.parts;
+    data.runs.forEach((entry, i) => run.append(new Option(entry.name, i)));
+    run.value = runIndex;
+    run.closest("label").hidden = data.runs.length < 2;
+    this.fillUpdates(updates);
+    run.addEventListener("change", () => { this.fillUpdates("all"); this.refresh(); });
+    range.addEventListener("change", () => this.refresh());
+    pick.addEventListener("change", () => this.open(Number(pick.value)));
+    back.addEventListener("click", () => this.move(-1));
+    on.addEventListener("click", () => this.move(1));
+    this.refresh();
+  }
+
+  get run() { return data.runs[this.parts.run.value]; }
+  get episode() { return this.episodes[this.index]; }
+
+  fillUpdates(selected) {
+    const updates = [...new Set(this.run.episodes.map((episode) => episode.update))];
+    const size = Math.max(1, Math.round(updates.length / 4));
+    this.ranges = { all: updates, early: updates.slice(0, size), late: updates.slice(-size) };
+    const say = (name, list) => `${name} (${list[0]}${list.length > 1 ? ` to ${list[list.length - 1]}` : ""})`;
+    const options = [new Option("all", "all")];
+    if (updates.length > 1) {
+      options.push(new Option(say("first", this.ranges.early), "early"), new Option(say("last", this.ranges.late), "late"));
+      for (const update of updates) {
+        this.ranges[update] = [update];
+        options.push(new Option(`update ${update}`, update));
+      }
+    }
+    this.parts.updates.replaceChildren(...options);
+    this.parts.updates.value = this.ranges[selected] && updates.length > 1 ? selected : "all";
+  }
+
+  refresh() {
+    const updates = new Set(this.ranges[this.parts.updates.value]);
+    const inRange = this.run.episodes.filter((episode) => updates.has(episode.update));
+    this.episodes = inRange.filter((episode) => filters.outcome(episode) && episode.steps.some(wanted));
+    const say = (e) => `update ${e.update}, env ${e.env}: ${{ true: "success", false: "no success", null: "not over" }[e.success]}, ${e.steps.length} step${e.steps.length === 1 ? "" : "s"}`;
+    this.parts.pick.replaceChildren(...this.episodes.map((episode, i) => new Option(say(episode), i)));
+    this.parts.count.textContent = this.episodes.length
+      ? `${this.episodes.length} of ${this.run.episodes.length} episodes match`
+      : "No episode matches these filters.";
+    this.parts.body.hidden = this.episodes.length === 0;
+    this.open(0);
+  }
+
+  open(index, step) {
+    this.index = index;
+    if (!this.episode) return;
+    this.parts.pick.value = index;
+    this.step = step ?? Math.max(0, this.episode.steps.findIndex(wanted));
+    this.show();
+  }
+
+  /** One step on or back, across episodes. */
+  move(by) {
+    if (!this.episode) return;
+    const next = this.step + by;
+    if (next >= 0 && next < this.episode.steps.length) {
+      this.step = next;
+      this.show();
+    } else this.turn(by, by < 0);
+  }
+
+  turn(by, atEnd = false) {
+    const index = this.index + by;
+    if (!this.episodes[index]) return;
+    this.open(index, atEnd ? this.episodes[index].steps.length - 1 : 0);
+  }
+
+  show() {
+    const { parts, episode } = this;
+    const step = episode.steps[this.step];
+    const { steps } = episode;
+    parts.back.disabled = this.step === 0 && this.index === 0;
+    parts.on.disabled = this.step === steps.length - 1 && this.index === this.episodes.length - 1;
+    this.root.setAttribute("aria-label", `Episode of update ${episode.update}, environment ${episode.env}`);
+    parts.timeline.replaceChildren(...steps.map((entry, i) => this.timelineButton(entry, i)));
+    parts.image.hidden = step.image === null;
+    if (step.image !== null) parts.image.src = data.images[step.image];
+    parts.image.alt = `What the agent saw at step ${step.n + 1} of update ${step.update}`;
+    parts.caption.textContent = `Update ${step.update}, step ${step.n + 1}${step.image === null ? " (picture left out for size)" : ""}`;
+    parts.badges.replaceChildren(...this.badges(step));
+    parts.thought.textContent = step.thought || "(nothing)";
+    parts.correction.hidden = !step.diff;
+    if (step.diff) this.showDiff(step);
+    parts.action.replaceChildren(make("span", "", step.action || "(none)"), make("span", "muted", step.legal ? "  legal" : "  not legal: another action was taken"));
+    parts.bars.replaceChildren(...["reward", "value", "advantage"].flatMap((name) => this.bar(name, step[name])));
+    this.showTokens(step);
+    parts.prompt.textContent = data.prompts[step.prompt];
+    byId("announce").textContent = `Update ${step.update}, environment ${episode.env}, step ${step.n + 1} of ${steps[steps.length - 1].n + 1}. ${[...parts.badges.children].map((badge) => badge.textContent).join(", ")}. Action ${step.action || "none"}. Reward ${signed(step.reward)}.`;
+  }
+
+  timelineButton(step, i) {
+    const right = step.judged.length ? step.judged.every(([, ok]) => ok) : step.legal;
+    const button = make("button", right && step.legal ? "right" : "wrong", String(step.n + 1));
+    button.type = "button";
+    button.setAttribute("aria-label", `Step ${step.n + 1}, ${right ? "true thought" : "untrue thought"}`);
+    if (i === this.step) button.setAttribute("aria-current", "step");
+    button.addEventListener("click", () => { this.step = i; this.show(); this.root.focus({ preventScroll: true }); });
+    const item = make("li");
+    item.append(button);
+    return item;
+  }
+
+  badges(step) {
+    const { success } = this.episode;
+    const badges = [success === null ? make("span", "badge", "not over") : success ? make("span", "badge good", "success") : make("span", "badge bad", "no success")];
+    if (!step.valid) badges.push(make("span", "badge bad", `invalid: ${step.error}`));
+    else if (!step.legal) badges.push(make("span", "badge bad", "illegal action"));
+    for (const [part, right] of step.judged) badges.push(make("span", `badge ${right ? "good" : "bad"}`, `${part} ${right ? "✓" : "✗"}`));
+    if (step.verdict) badges.push(make("span", `badge ${step.verdict === "right" ? "good" : "note"}`, `corrector: ${step.verdict}${step.reason ? ` (${step.reason})` : ""}`));
+    return badges;
+  }
+
+  showDiff(step) {
+    const tags = { "=": "span", "-": "del", "+": "ins" };
+    this.parts.diff.replaceChildren(...step.diff.map(([kind, text]) => make(tags[kind], "", text)));
+    if (step.correctAction && step.correctAction !== step.action) this.parts.diff.append(make("span", "muted", `\nand so the action ${step.correctAction}`));
+  }
+
+  bar(name, value) {
+    const track = make("div", "bar");
+    const scale = this.run.scale[name];
+    if (value && scale) {
+      const fill = make("span", value > 0 ? "plus" : "minus");
+      fill.style.setProperty("--w", `${(50 * Math.abs(value)) / scale}%`);
+      track.append(fill);
+    }
+    return [make("span", "", name), track, make("span", "", signed(value))];
+  }
+
+  showTokens(step) {
+    const strip = step.tokens.map((token, i) => {
+      const p = step.logprobs[i];
+      const span = make("span", i >= step.actionStart ? "act" : "", token || "⏎");
+      if (!token) span.setAttribute("aria-label", "end of the response");
+      span.style.setProperty("--p", p === null ? 0 : 1 - Math.exp(p));
+      span.title = p === null ? "" : `log-prob ${p} (probability ${(100 * Math.exp(p)).toFixed(1)} %)`;
+      return span;
+    });
+    if (step.moreTokens) strip.push(make("span", "muted", ` … ${step.moreTokens} tokens more`));
+    this.parts.tokens.replaceChildren(...strip);
+    const sum = (from, to) => step.logprobs.slice(from, to).reduce((total, p) => total + (p ?? 0), 0);
+    const thought = sum(0, step.actionStart);
+    const action = sum(step.actionStart);
+    const weighted = this.run.thoughtCoef * thought;
+    const share = weighted + action ? Math.round((100 * weighted) / (weighted + action)) : 0;
+    this.parts.mass.textContent = `Log-prob of the thought ${thought.toFixed(2)}, of the action ${action.toFixed(2)}. With the thought's weight λ = ${this.run.thoughtCoef}, ${share} % of the response's log-prob lies in the thought.`;
+  }
+}
+
+let panes = [];
+
+function layOut() {
+  const two = byId("compare").checked;
+  const last = data.runs.length - 1;
+  panes = two ? [new Pane(0, data.runs.length > 1 ? "late" : "early"), new Pane(last, "late")] : [new Pane(0, "all")];
+  byId("panes").classList.toggle("two", two);
+  byId("panes").replaceChildren(...panes.map((pane) => pane.root));
+}
+
+if (byId("panes")) {
+  for (const id of ["outcome", "corrected", "invalid"]) byId(id).addEventListener("change", () => panes.forEach((pane) => pane.refresh()));
+  byId("compare").addEventListener("change", layOut);
+  layOut();
+  byId("announce").textContent = "";
+  document.addEventListener("keydown", (event) => {
+    const target = event.target;
+    if (event.altKey || event.ctrlKey || event.metaKey || target.closest("input, select, textarea, [contenteditable]")) return;
+    const focused = panes.filter((pane) => pane.root.contains(target));
+    // Left and right work from anywhere, on all panes; up and down scroll the page unless an episode has the focus.
+    const chosen = focused.length ? focused : panes;
+    if (event.key === "ArrowRight") chosen.forEach((pane) => pane.move(1));
+    else if (event.key === "ArrowLeft") chosen.forEach((pane) => pane.move(-1));
+    else if (event.key === "ArrowDown" && focused.length) chosen.forEach((pane) => pane.turn(1));
+    else if (event.key === "ArrowUp" && focused.length) chosen.forEach((pane) => pane.turn(-1));
+    else return;
+    event.preventDefault();
+  });
+}
