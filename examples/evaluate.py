@@ -2,6 +2,7 @@
 
     python examples/evaluate.py --task points24 --hands pool --agents expert random tiny runs/points24
     python examples/evaluate.py --task ezpoints --agents openai:gpt-4o --episodes 50
+    python examples/evaluate.py --task alfworld --split valid_unseen --episodes 72
 
 An agent is `expert`, `random`, `tiny`, a folder or hub name of a vision-language model, or `openai:MODEL` for one
 behind an OpenAI-compatible server (`--base_url`). Greedy unless `--temperature` says otherwise. Success is shown with
@@ -13,6 +14,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -32,7 +34,13 @@ class Arguments:
     hands: str = field(
         default="all", metadata={"help": "Points24: all, pool, or unseen (solvable, outside the pool)."}
     )
-    agents: list[str] = field(default_factory=lambda: ["expert", "random", "tiny"], metadata={"help": "Who plays."})
+    split: str | None = field(default=None, metadata={"help": "ALFWorld: train, valid_seen or valid_unseen."})
+    task_options: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "More options of `make_task`; JSON on the command line."}
+    )
+    agents: list[str] | None = field(
+        default=None, metadata={"help": "Who plays; the expert, chance and the embedded model if left out."}
+    )
     episodes: int = field(default=200, metadata={"help": "Episodes for each agent."})
     seed: int = field(default=0, metadata={"help": "Decides the deals."})
     temperature: float = field(default=0.0, metadata={"help": "Sampling temperature; 0 is greedy."})
@@ -69,14 +77,18 @@ def make_agent(name: str, task: Task, args: Arguments) -> Agent:
 def main() -> None:
     with one_line_errors():
         (args,) = parse_arguments([Arguments], description=__doc__)
-        task = launch.task_with_hands(args.task, args.hands)
-        agents = {name: make_agent(name, task, args) for name in args.agents}
+        options = launch.json_options(args.task_options) | ({"evaluation_split": args.split} if args.split else {})
+        task = launch.task_with_hands(args.task, args.hands, **options)
+        task.make_env(evaluation=True).close()  # what it lacks is told now
+        embedded = "tiny-alfworld" if args.task == "alfworld" else "tiny"
+        agents = {name: make_agent(name, task, args) for name in args.agents or ("expert", "random", embedded)}
     reports = {}
     for name, agent in agents.items():
         torch.manual_seed(args.seed)
         reports[name] = evaluate_agent(agent, task, args.episodes, seed=args.seed, num_envs=args.batch_size)
     console = Console()
-    console.print(launch.report_table(reports, f"{args.task}, hands: {args.hands}, {args.episodes} episodes each"))
+    deals = f"split: {args.split}" if args.split else f"hands: {args.hands}"
+    console.print(launch.report_table(reports, f"{args.task}, {deals}, {args.episodes} episodes each"))
     if hasattr(task, "difficulty"):
         console.print(launch.difficulty_table(reports, "success by kind of deal"))
     if args.output:

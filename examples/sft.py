@@ -1,6 +1,7 @@
 """Supervised fine-tuning on expert play, or on a LLaVA-format data set, with TRL's SFTTrainer.
 
 python examples/sft.py --config examples/configs/sft_tiny.yaml     # makes the shipped tiny model again
+python examples/sft.py --config examples/configs/sft_alfworld_tiny.yaml     # and that for ALFWorld
 accelerate launch examples/sft.py --config examples/configs/sft_llava.yaml
 """
 
@@ -16,9 +17,15 @@ from trl_gtr import make_task, tiny_llava
 from trl_gtr.command_line import one_line_errors, parse_arguments
 from trl_gtr.models import load_policy, lora_target_modules
 from trl_gtr.sft_data import make_sft_dataset, prompt_and_completion, read_llava_json
-from trl_gtr.tiny_llava.pool import POINTS24_POOL, reading_hands
+from trl_gtr.tiny_llava.pool import POINTS24_POOL, alfworld_practice, reading_hands
 
-HANDS = {"points24_pool": lambda: POINTS24_POOL, "points24_reading": reading_hands}
+BUILDS = {"build": "tiny", "build-alfworld": "tiny-alfworld"}  # fresh embedded models
+# What the embedded models have learned from, beside whole tasks.
+OPTIONS = {
+    "points24_pool": lambda: {"hands": POINTS24_POOL},
+    "points24_reading": lambda: {"hands": reading_hands()},
+    "alfworld_practice": lambda: {"env_kwargs": {"games": alfworld_practice(), "expert": "explorer"}},
+}
 
 
 @dataclass
@@ -27,7 +34,7 @@ class DataArguments:
 
     tasks: list[str] = field(
         default_factory=list,
-        metadata={"help": "Expert data: task=rows, e.g. points24=1000. points24_pool, points24_reading: fixed hands."},
+        metadata={"help": f"Expert data: task=rows, e.g. points24=1000. Fixed hands or games: {', '.join(OPTIONS)}."},
     )
     exploration: float = field(default=0.15, metadata={"help": "Share of random steps in the expert's play."})
     image_size: int | None = field(
@@ -44,7 +51,7 @@ def expert_data(args: DataArguments, seed: int) -> Dataset:
         name, _, rows = task_and_rows.partition("=")
         if not rows.isdecimal():
             raise ValueError(f"--tasks {task_and_rows}: write task=rows, e.g. points24=1000.")
-        task = make_task("points24", hands=HANDS[name]()) if name in HANDS else make_task(name)
+        task = make_task(name.split("_")[0], **OPTIONS[name]()) if name in OPTIONS else make_task(name)
         options = {"exploration": args.exploration, "image_size": args.image_size}
         parts.append(make_sft_dataset(task, int(rows), seed=seed + len(parts), **options))
     return concatenate_datasets(parts)
@@ -54,8 +61,8 @@ def make_trainer(data: DataArguments, args: SFTConfig, model_args: ModelConfig) 
     if (data.llava_json is None) == (not data.tasks):
         raise ValueError("Say what to learn from: either --tasks points24=1000 or --llava_json FILE.")
     dataset = read_llava_json(data.llava_json, data.image_folder) if data.llava_json else expert_data(data, args.seed)
-    if model_args.model_name_or_path == "build":
-        model, processor = tiny_llava.build(args.seed)
+    if model_args.model_name_or_path in BUILDS:
+        model, processor = tiny_llava.build(args.seed, BUILDS[model_args.model_name_or_path])
     else:
         model, processor = load_policy(
             model_args.model_name_or_path,
@@ -83,7 +90,7 @@ def main() -> None:
             torch.set_num_threads(data.torch_threads)
         trainer = make_trainer(data, args, model_args)
     trainer.train()
-    if model_args.model_name_or_path == "build":
+    if model_args.model_name_or_path in BUILDS:
         tiny_llava.save(trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class, args.output_dir)
     else:
         trainer.save_model()  # with the processor

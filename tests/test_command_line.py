@@ -88,6 +88,12 @@ def text_only(tmp_path: Path) -> Path:
         ("gym_cards", ["--task", "ezpoint"], "There is no task 'ezpoint'; did you mean 'ezpoints'?"),
         ("gym_cards", ["--task", "ezpoints", "--hands", "pool"], "not 'pool' for ezpoints"),
         ("gym_cards", ["--corrector", "wizard"], "invalid choice: 'wizard'"),
+        ("alfworld", ["--task_options", '{"history": 4'], "task_options is no JSON object"),
+        ("alfworld", ["--task_options", "[4]"], "task_options must name options"),
+        ("alfworld", ["--task_options", '{"histori": 4}'], "Task 'alfworld' has no option histori"),
+        ("alfworld", ["--task_options", '{"env_kwargs": {"task_types": ["cook"]}}'], "there is no cook; the six are"),
+        ("evaluate", ["--task", "alfworld", "--split", "unseen"], "split must be one of train, valid_seen"),
+        ("evaluate", ["--task", "points24", "--split", "train"], "Task 'points24' has no option evaluation_split"),
         ("evaluate", ["--task", "blackjak"], "did you mean 'blackjack'?"),
         ("evaluate", ["--agent", "expert"], "did you mean `agents`?"),
         ("sft", ["--output_dir", "x"], "either --tasks points24=1000 or --llava_json FILE"),
@@ -121,6 +127,17 @@ def test_a_wrong_configuration_file_is_one_line(
     file = tmp_path / "run.yaml"
     file.write_text(text)
     assert message.format(file=file) in fails("gym_cards", f"--config={file}", "--output_dir", tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["alfworld_tiny", "alfworld_llava"])
+def test_options_of_alfworld_come_from_the_file(name: str) -> None:
+    script, args, model_args, _ = launch.parse(CONFIGS / f"{name}.yaml", ["--use_cpu", "--bf16", "false"])
+    task = make_task("alfworld", **launch.json_options(script.task_options))
+    tiny = name == "alfworld_tiny"
+    expected = {"task_types": ["pick_and_place_simple"], "expert": "explorer"}
+    assert task.env_kwargs == (expected if tiny else {"backend": "thor", "reward_style": "rl4vlm"})
+    assert (model_args.model_name_or_path in tiny_llava.VARIANTS) == tiny
+    assert args.thought_prob_coef == 0.2
 
 
 def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(tmp_path: Path) -> None:

@@ -20,14 +20,17 @@ from trl_gtr import GTRTrainer, make_task, tiny_llava
 from trl_gtr.action_logprobs import SpanFinder
 from trl_gtr.agents import PolicyAgent
 from trl_gtr.config import GTRConfig
+from trl_gtr.environments.alfworld.generator import SPLITS, bundled_games, split_of
 from trl_gtr.evaluation import evaluate_agent
 from trl_gtr.models import load_policy
 from trl_gtr.policy import VLMPolicy
+from trl_gtr.tasks.alfworld_prompt import write_thought
 from trl_gtr.tiny_llava import pool
 from trl_gtr.tiny_llava.model import build_tokenizer
 from trl_gtr.tiny_llava.vocabulary import GAMES
 
-TOKENIZER = build_tokenizer()
+TOKENIZER = build_tokenizer(tiny_llava.VARIANTS["tiny"].pieces())
+ALFWORLD_TOKENIZER = build_tokenizer(tiny_llava.VARIANTS["tiny-alfworld"].pieces())
 # docs/tiny_llava.md: greedy success of 192 EZPoints episodes with its 95 % interval
 EZPOINTS_INTERVAL = (0.0, 1.0)
 
@@ -64,6 +67,47 @@ def test_only_what_varies_is_spelled(name: str) -> None:
         tokens = TOKENIZER.convert_ids_to_tokens(TOKENIZER.encode(response.text))
         assert not [token for token in tokens if re.fullmatch("[B-IL-PR-Za-z]", token)], tokens
         assert len(tokens) <= 50
+
+
+ALFWORLD_INFO = {
+    "task": "find two mug and put them in coffeetable",
+    "previous_actions": ["go to desk 12", "take mug 2 from desk 12", "heat mug 2 with microwave 1"],
+    "admissible_commands": [
+        "go to bed 1",
+        "move mug 2 to desk 12",
+        "open drawer 1",
+        "examine desk 12",
+        "help",
+        "look",
+    ],
+    "subgoal": ["put", "mug", "coffeetable"],
+    "goal": {"object": "mug", "receptacle": "coffeetable", "toggle": ""},
+    "view": {"here": [["desk 12", "", ["mug 1", "cd 1", "pen 1", "pencil 2", "book 1"]]], "holding": "mug 2"},
+}
+
+
+@pytest.mark.parametrize("states", [[], [["mug 2", ["hot", "clean"]]]])
+def test_alfworld_is_told_in_whole_words(states: list[Any]) -> None:
+    task = make_task("alfworld")
+    info = {**ALFWORLD_INFO, "view": {**ALFWORLD_INFO["view"], "states": states}}
+    response = task.format.render({"thoughts": write_thought(info, "go to bed 1")}, "go to bed 1")
+    for text, most in ((task.prompt(None, info), 44), (response, 40)):
+        ids = ALFWORLD_TOKENIZER.encode(text)
+        assert ALFWORLD_TOKENIZER.decode(ids) == text
+        spelled = [token for token in ALFWORLD_TOKENIZER.convert_ids_to_tokens(ids) if len(token) == 1]
+        assert not spelled
+        assert len(ids) <= most
+    spans = SpanFinder(ALFWORLD_TOKENIZER)
+    ids = ALFWORLD_TOKENIZER.encode(response)
+    start = spans.action_start(ids, task.format.parse(response).action_span)
+    assert spans.text(ids[start:]) == '"action": "go to bed 1"}'
+
+
+def test_alfworld_practice_is_in_no_split_and_no_unseen_room() -> None:
+    seeds = {int(name.rpartition("/")[2]) for name in pool.alfworld_practice()}
+    bundled = {seed for split in SPLITS for _, seed in bundled_games(split)}
+    assert not seeds & bundled
+    assert all(split_of(seed) != "valid_unseen" for seed in seeds)
 
 
 def test_action_only_prompts_are_short_too() -> None:
@@ -128,12 +172,15 @@ def shipped() -> tuple[Any, Any]:
     return tiny_llava.load()
 
 
-def test_shipped_folder_is_small_and_ordinary(caplog: pytest.LogCaptureFixture) -> None:
-    assert sum(file.stat().st_size for file in tiny_llava.path().iterdir()) < 5e6
+@pytest.mark.parametrize("name", tiny_llava.VARIANTS)
+def test_shipped_folder_is_small_and_ordinary(caplog: pytest.LogCaptureFixture, name: str) -> None:
+    folder = tiny_llava.path(name)
+    folders = {tiny_llava.path(each) for each in tiny_llava.VARIANTS}
+    assert sum(file.stat().st_size for each in folders for file in each.iterdir()) < 5e6
     with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
         warnings.simplefilter("error")
-        model = AutoModelForImageTextToText.from_pretrained(tiny_llava.path())
-        AutoProcessor.from_pretrained(tiny_llava.path())
+        model = AutoModelForImageTextToText.from_pretrained(folder)
+        AutoProcessor.from_pretrained(folder)
     assert not caplog.records
     assert isinstance(model, LlavaForConditionalGeneration)
     assert model.dtype == torch.float32
@@ -142,6 +189,8 @@ def test_shipped_folder_is_small_and_ordinary(caplog: pytest.LogCaptureFixture) 
 def test_shipped_tokenizer_is_the_one_that_the_tasks_make(shipped: tuple[Any, Any]) -> None:
     """Fails when a task's words have changed since the weights were made: make them anew, see docs/tiny_llava.md."""
     assert shipped[1].tokenizer.get_vocab() == TOKENIZER.get_vocab()
+    processor = AutoProcessor.from_pretrained(tiny_llava.path("tiny-alfworld"))
+    assert processor.tokenizer.get_vocab() == ALFWORLD_TOKENIZER.get_vocab()
 
 
 def test_tiny_is_a_name_for_the_shipped_model(shipped: tuple[Any, Any]) -> None:

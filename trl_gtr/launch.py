@@ -5,6 +5,7 @@ parse → task → check the output folder → corrector → load the model → 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,10 @@ class ScriptArguments:
     """What a script needs beside the trainer's, the model's and the corrector's arguments."""
 
     task: str = field(default="points24", metadata={"help": "points24, ezpoints, number_line or blackjack."})
+    task_options: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={"help": "ALFWorld: options of its `make_task`, e.g. env_kwargs; JSON on the command line."},
+    )
     hands: str = field(
         default="all",
         metadata={"help": "Points24 only: 'all' deals at random, 'pool' from the hands that the tiny model knows."},
@@ -56,6 +61,17 @@ class ScriptArguments:
     )
 
     _argument_group_name = "the script"
+
+
+def json_options(given: dict[str, Any] | str | None) -> dict[str, Any]:
+    """`task_options` from a YAML file, or from the command line as JSON."""
+    try:
+        options = json.loads(given) if isinstance(given, str) else given or {}
+    except json.JSONDecodeError as error:
+        raise ValueError(f"task_options is no JSON object ({error}): write e.g. '{{\"history\": 4}}'.") from error
+    if not isinstance(options, dict):
+        raise ValueError(f'task_options must name options, as in {{"history": 4}}, not {options!r}.')
+    return options
 
 
 def parse(

@@ -33,10 +33,11 @@ def load_policy(
     """A model and its processor, checked. `model_kwargs` (`dtype`, `quantization_config`, …) go to the model.
 
     In float32 unless told otherwise, as TRL does: many checkpoints are stored in float16, in which training overflows.
-    The name `"tiny"` stands for the model that ships with this package (`trl_gtr.tiny_llava`).
+    The names `"tiny"` (card games) and `"tiny-alfworld"` stand for the models that ship with this package
+    (`trl_gtr.tiny_llava`).
     """
-    if model_name_or_path == "tiny":
-        model_name_or_path = tiny_llava.path()
+    if model_name_or_path in tiny_llava.VARIANTS:
+        model_name_or_path = tiny_llava.path(str(model_name_or_path))
     source = {"revision": revision, "trust_remote_code": trust_remote_code}
     check_source(model_name_or_path, **source)
     try:

@@ -142,6 +142,9 @@ class ALFWorldTask:
         read = read_subgoal(str(response.fields.get("thoughts", "")))
         return f"{read[0][0]} {read[1]}" if read else None
 
+    def difficulty(self, info: Mapping[str, Any]) -> str:
+        return info["task_type"]
+
     def solvable(self, info: Mapping[str, Any]) -> bool:
         return bool(info["won"] or info["extra.expert_plan"])
 

@@ -1,33 +1,66 @@
-"""The embedded default model: a LLaVA of a million parameters that has learned to read the four card games.
+"""The embedded models, LLaVAs of a million parameters: `tiny` for the four card games, `tiny-alfworld` for ALFWorld.
 
-`load()` gives the shipped start, half-trained on purpose; `build()` a fresh random one; `path()` the folder, for
-whatever wants a name or path. How it was made, and what it can do: docs/tiny_llava.md.
+`load()` gives a shipped start, half-trained on purpose; `build()` a fresh random one; `path()` the folder, for
+whatever wants a name or path. How they were made, and what they can do: docs/tiny_llava.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 
-def path() -> Path:
-    """The folder with the shipped weights, tokenizer and image processor: an ordinary `from_pretrained` folder."""
-    return Path(__file__).parent / "weights"
+def _card_pieces() -> list[str]:
+    from .vocabulary import pieces
+
+    return pieces()
 
 
-def load(**model_kwargs: Any) -> tuple[Any, Any]:
-    """The shipped model, in float32 unless told otherwise, and its processor."""
+def _alfworld_pieces() -> list[str]:
+    from .alfworld_vocabulary import pieces
+
+    return pieces()
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What makes one embedded model differ from the other."""
+
+    folder: str
+    pieces: Callable[[], list[str]]
+    """The texts that are one token each."""
+    image_size: int
+    patch_size: int
+
+
+VARIANTS = {
+    # A card of Points24 is a quarter of the picture wide: one patch for its rank, one for its suit.
+    "tiny": Variant("weights", _card_pieces, image_size=96, patch_size=24),
+    "tiny-alfworld": Variant("alfworld_weights", _alfworld_pieces, image_size=120, patch_size=24),
+}
+
+
+def path(name: str = "tiny") -> Path:
+    """The folder with shipped weights, tokenizer and image processor: an ordinary `from_pretrained` folder."""
+    return Path(__file__).parent / VARIANTS[name].folder
+
+
+def load(name: str = "tiny", **model_kwargs: Any) -> tuple[Any, Any]:
+    """A shipped model, in float32 unless told otherwise, and its processor."""
     from ..models import load_policy
 
-    return load_policy("tiny", **model_kwargs)
+    return load_policy(name, **model_kwargs)
 
 
-def build(seed: int = 0, **sizes: int) -> tuple[Any, Any]:
+def build(seed: int = 0, name: str = "tiny", **sizes: int) -> tuple[Any, Any]:
     """A fresh model and its processor. `sizes` are those of `model.build_model`."""
     from .model import build_model, build_processor
 
-    processor = build_processor()
-    return build_model(processor.tokenizer, seed=seed, **sizes), processor
+    variant = VARIANTS[name]
+    processor = build_processor(variant.pieces(), variant.image_size, variant.patch_size)
+    return build_model(processor, seed=seed, **sizes), processor
 
 
 def save(model: Any, processor: Any, folder: str | Path) -> None:
@@ -38,4 +71,4 @@ def save(model: Any, processor: Any, folder: str | Path) -> None:
     (Path(folder) / "model.safetensors").chmod(0o644)  # safetensors writes it for its owner only
 
 
-__all__ = ["build", "load", "path", "save"]
+__all__ = ["VARIANTS", "build", "load", "path", "save"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -16,11 +16,6 @@ from transformers import (
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from .vocabulary import pieces
-
-IMAGE_SIZE = 96
-PATCH_SIZE = 24
-"""A card of Points24 is a quarter of the picture wide: one patch for its rank, one for its suit."""
 INITIALIZER_RANGE = 0.08
 """The usual 0.02 is made for wide layers; in these narrow ones it would keep signals too small to learn from soon."""
 SPECIAL = {
@@ -49,7 +44,7 @@ CHAT_TEMPLATE = """\
 {%- endif -%}"""
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
+def build_tokenizer(pieces: Sequence[str]) -> PreTrainedTokenizerFast:
     """Bytes, and the tasks' fixed parts as added tokens; ids → text is exact for every text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate([*SPECIAL.values(), *alphabet])}
@@ -57,7 +52,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL.values()])
-    backend.add_tokens([AddedToken(piece, normalized=False) for piece in pieces()])
+    backend.add_tokens([AddedToken(piece, normalized=False) for piece in pieces])
     named = {name: token for name, token in SPECIAL.items() if name in ("pad_token", "eos_token")}
     extra = {name: token for name, token in SPECIAL.items() if name not in named}
     return PreTrainedTokenizerFast(
@@ -70,15 +65,15 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def build_processor() -> LlavaProcessor:
-    size = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
+def build_processor(pieces: Sequence[str], image_size: int, patch_size: int) -> LlavaProcessor:
+    size = {"height": image_size, "width": image_size}
     image_processor = CLIPImageProcessorPil(
         size=size, crop_size=size, do_center_crop=False, image_mean=[0.5] * 3, image_std=[0.5] * 3
     )
     return LlavaProcessor(
         image_processor=image_processor,
-        tokenizer=build_tokenizer(),
-        patch_size=PATCH_SIZE,
+        tokenizer=build_tokenizer(pieces),
+        patch_size=patch_size,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,  # the class token, which "default" leaves out
         chat_template=CHAT_TEMPLATE,
@@ -86,7 +81,7 @@ def build_processor() -> LlavaProcessor:
 
 
 def build_model(
-    tokenizer: Any,
+    processor: LlavaProcessor,
     *,
     seed: int = 0,
     hidden_size: int = 128,
@@ -94,13 +89,15 @@ def build_model(
     vision_hidden_size: int = 96,
     vision_layers: int = 2,
 ) -> LlavaForConditionalGeneration:
+    tokenizer, patch_size = processor.tokenizer, processor.patch_size
+    image_size = processor.image_processor.size["height"]
     vision = CLIPVisionConfig(
         hidden_size=vision_hidden_size,
         intermediate_size=2 * vision_hidden_size,
         num_hidden_layers=vision_layers,
         num_attention_heads=4,
-        image_size=IMAGE_SIZE,
-        patch_size=PATCH_SIZE,
+        image_size=image_size,
+        patch_size=patch_size,
         projection_dim=vision_hidden_size,
     )
     text = LlamaConfig(
@@ -123,7 +120,7 @@ def build_model(
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
         vision_feature_layer=-1,
         vision_feature_select_strategy="default",
-        image_seq_length=(IMAGE_SIZE // PATCH_SIZE) ** 2,
+        image_seq_length=(image_size // patch_size) ** 2,
         tie_word_embeddings=True,
         initializer_range=INITIALIZER_RANGE,
     )
