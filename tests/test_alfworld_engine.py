@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -135,3 +136,22 @@ def test_expressions_of_the_grammar() -> None:
 def test_a_game_file_runs_no_code(text: str) -> None:
     with pytest.raises(ValueError, match="not supported"):
         expression(text)
+
+
+def test_closed_engines_leave_the_process_in_order() -> None:
+    """Closed engines must not take the process down when it ends, nor disturb those that follow."""
+    script = (
+        "from trl_gtr.environments.alfworld import ALFWorldEnv\n"
+        "envs = [ALFWorldEnv(games=['bundled:pick_and_place_simple/1']) for _ in range(2)]\n"
+        "for env in envs:\n"
+        "    env.reset(seed=0)\n"
+        "    env.close()\n"
+        "third = ALFWorldEnv(games=['bundled:pick_and_place_simple/2'])\n"
+        "_, info = third.reset(seed=0)\n"
+        "while not info['won']:\n"
+        "    _, _, _, _, info = third.step(info['extra.expert_plan'][0])\n"
+        "third.close()\n"
+        "print('won')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "won\n"), done.stderr

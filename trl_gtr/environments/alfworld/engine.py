@@ -73,6 +73,9 @@ class Operator:
     mapping: Mapping[Placeholder, Variable]
 
 
+# Each engine has a copy of the planner's library to itself. A copy that was unloaded makes the process crash when it
+# ends, so copies go from one engine to the next.
+_FREE_LIBRARIES: list[Any] = []
 _TRANSLATIONS: OrderedDict[tuple[str, str], Translation] = OrderedDict()
 
 
@@ -153,7 +156,7 @@ class TextEngine:
     """
 
     def __init__(self) -> None:
-        self._library: Any = fast_downward.load_lib()
+        self._library: Any = _FREE_LIBRARIES.pop() if _FREE_LIBRARIES else fast_downward.load_lib()
         self.state: GameState | None = None
 
     def load(self, game: Mapping[str, Any]) -> None:
@@ -200,8 +203,8 @@ class TextEngine:
     def close(self) -> None:
         """Give the library back. The engine can't be used any more."""
         if self._library is not None:
-            fast_downward.close_lib(self._library)
-            self._library = None
+            _FREE_LIBRARIES.append(self._library)
+            self._library, self.state = None, None
 
     def plan(self) -> list[str]:
         """Fast Downward's own way to the goal from here; empty if there is none. For tests: it takes seconds."""
