@@ -98,6 +98,10 @@ def test_evaluation_asks_for_an_environment_without_cuts():
     assert asked == [True, True, True]
 
 
+def test_a_process_may_have_no_episode_to_play():
+    assert evaluate_agent(RandomAgent(), ColourTask(), range(3, 3)).episodes == ()
+
+
 def test_no_episodes_is_an_error():
     with pytest.raises(ValueError, match="at least one episode"):
         evaluate_agent(RandomAgent(), ColourTask(), 0)

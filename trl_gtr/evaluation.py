@@ -176,7 +176,7 @@ class _Envs:
         self.make = partial(task.make_env, evaluation=True)
         self.workers = [WorkerEnv(self.make) for _ in range(count)] if in_processes(task) else []
         self.free = list(self.workers)
-        self.threads = ThreadPoolExecutor(count)  # each waits for one worker; without workers none is started
+        self.threads = ThreadPoolExecutor(max(count, 1))  # each waits for one worker; without workers none is started
 
     def __enter__(self) -> _Envs:
         for worker in self.workers:
