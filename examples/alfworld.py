@@ -38,7 +38,7 @@ def main() -> None:
             processing_class=processor,
             peft_config=peft_config,
         )
-    launch.train_and_report(trainer, {"train": task, "valid_unseen": unseen})
+    launch.train_and_report(trainer, {"train": task, "valid_unseen": unseen}, report=script.report)
 
 
 if __name__ == "__main__":

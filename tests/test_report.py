@@ -4,10 +4,14 @@ import base64
 import hashlib
 import json
 import re
+import runpy
 import shutil
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 pytest.importorskip("jinja2", reason="needs trl-gtr[report]")
 pytest.importorskip("matplotlib", reason="needs trl-gtr[report]")
@@ -87,6 +91,8 @@ def test_word_diff_keeps_both_texts():
     assert "".join(text for kind, text in pieces if kind in "=-") == before
     assert "".join(text for kind, text in pieces if kind in "=+") == after
     assert pieces[:3] == [["=", "cards: 3, "], ["-", "8"], ["+", "9"]]
+    assert word_diff("go up now.", "walk down now.") == [["-", "go up"], ["+", "walk down"], ["=", " now."]]
+    assert word_diff("same", "same") == [["=", "same"]]
 
 
 def test_episodes_are_spread_over_the_run_and_whole_ones_come_first():
@@ -203,6 +209,22 @@ def test_the_page_stays_below_its_limit(tmp_path, monkeypatch):
     assert updates == set(range(1, 9))
 
 
+def test_the_readme_figure_is_drawn_from_a_study(tmp_path, monkeypatch):
+    script = Path(__file__).resolve().parent.parent / "examples" / "readme_figure.py"
+    results = []
+    for arm in ("gtr", "ppo"):
+        run = read_runs([write_run(tmp_path / arm / "seed0")])[0]
+        results.append({"arm": arm, "seed": 0, "log": run.log})
+    (tmp_path / "compare.json").write_text(json.dumps(results))
+    figure = tmp_path / "figure.png"
+    monkeypatch.setattr(sys, "argv", ["readme_figure.py", str(tmp_path), "--output", str(figure)])
+    runpy.run_path(str(script), run_name="__main__")
+    assert Image.open(figure).size == (1210, 682)
+    monkeypatch.setattr(sys, "argv", ["readme_figure.py", str(tmp_path), "--gtr", "other"])
+    with pytest.raises(SystemExit, match=r"compare\.json has no run of other"):
+        runpy.run_path(str(script), run_name="__main__")
+
+
 # --- the command line -----------------------------------------------------------------------------------------------
 
 
@@ -214,6 +236,12 @@ def test_command_report(tmp_path, capsys):
     assert "<title>gtr, ppo" in output.read_text("utf-8")
     assert cli.main(["report", str(tmp_path / "nowhere")]) == 2
     assert capsys.readouterr().err == f"error: There is no folder {tmp_path / 'nowhere'}.\n"
+
+
+def test_command_evaluate_plays(capsys):
+    options = ["--task", "number_line", "--agents", "expert", "--episodes", "3"]
+    assert cli.main(["evaluate", *options]) == 0
+    assert "1.000 [0.439, 1.000]" in capsys.readouterr().out
 
 
 def test_command_check_names_what_is_missing(monkeypatch, capsys):

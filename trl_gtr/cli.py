@@ -1,4 +1,4 @@
-"""`trl-gtr report | check`: look at runs, and find out what can run here."""
+"""`trl-gtr report | evaluate | check`: look at runs, compare agents, and find out what can run here."""
 
 from __future__ import annotations
 
@@ -21,8 +21,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     report.add_argument("runs", nargs="+", help="output folders")
     report.add_argument("--labels", nargs="+", help="a name a run; runs of one name are seeds, drawn with a band")
     report.add_argument("--output", help="the file; default: report.html in the first run's folder")
+    commands.add_parser("evaluate", help="play a task with agents on the same deals (own --help)", add_help=False)
     commands.add_parser("check", help="versions, extras and what of ALFWorld can run here")
-    args = parser.parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["evaluate"]:
+        from . import evaluate_command  # it has options of its own, and loads torch
+
+        evaluate_command.main(words[1:])
+        return 0
+    args = parser.parse_args(words)
     if args.command == "report":
         return _report(args)
     return _check()

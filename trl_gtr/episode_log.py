@@ -171,8 +171,9 @@ def _last_steps(rollout: Rollout) -> list[int]:
     return ends[::-1]
 
 
-def write_shard(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_shard(path: str | Path, rows: list[dict[str, Any]]) -> None:
     """One Parquet file in the schema, whole or not at all."""
+    path = Path(path)
     table = pa.Table.from_pylist([_storable(row) for row in rows], schema=SCHEMA.arrow_schema)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}")

@@ -150,7 +150,7 @@ def truth_charts(groups: Mapping[str, Sequence[Run]]) -> list[Chart]:
             lines += mean_line(name, name.removeprefix(prefix).replace("_", " "), i % SERIES_COLOURS, "-", runs)
         if lines:
             title = "True by part" if len(groups) == 1 else f"True by part: {label}"
-            made.append(draw(title, "share of steps in which this part of the thought is true", lines, share=True))
+            made.append(draw(title, "of all steps", lines, share=True))
     return made
 
 

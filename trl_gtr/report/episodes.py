@@ -177,18 +177,21 @@ class EpisodeData:
 
 
 def word_diff(before: str, after: str) -> list[list[str]]:
-    """Pieces of both texts in order: `["=", …]` in both, `["-", …]` only before, `["+", …]` only after."""
+    """Pieces of both texts in order: `["=", …]` in both, `["-", …]` only before, `["+", …]` only after.
+
+    A space that stands between two changed words belongs to the change: sentences are easier to read than fragments.
+    """
     a, b = _WORD.findall(before), _WORD.findall(after)
-    pieces = []
+    pieces: list[list[str]] = []
+    removed = added = ""
     for tag, i, j, k, m in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
-        if tag == "equal":
-            pieces.append(["=", "".join(a[i:j])])
+        old, new = "".join(a[i:j]), "".join(b[k:m])
+        if tag != "equal" or ((removed or added) and old.isspace() and j < len(a)):
+            removed, added = removed + old, added + new
             continue
-        if j > i:
-            pieces.append(["-", "".join(a[i:j])])
-        if m > k:
-            pieces.append(["+", "".join(b[k:m])])
-    return pieces
+        pieces += [piece for piece in (["-", removed], ["+", added], ["=", old]) if piece[1]]
+        removed = added = ""
+    return pieces + [piece for piece in (["-", removed], ["+", added]) if piece[1]]
 
 
 def _readable(segment: str | None) -> str:

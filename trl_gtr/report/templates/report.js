@@ -246,7 +246,7 @@ if (byId("panes")) {
   byId("announce").textContent = "";
   document.addEventListener("keydown", (event) => {
     const target = event.target;
-    if (event.altKey || event.ctrlKey || event.metaKey || target.closest("input, select, textarea, [contenteditable]")) return;
+    if (event.altKey || event.ctrlKey || event.metaKey || target.closest("input:not([type=checkbox]), select, textarea")) return;
     const focused = panes.filter((pane) => pane.root.contains(target));
     // Left and right work from anywhere, on all panes; up and down scroll the page unless an episode has the focus.
     const chosen = focused.length ? focused : panes;

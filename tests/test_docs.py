@@ -1,0 +1,68 @@
+"""What the pages promise about names: every metric of a run is explained, every column of the episodes too."""
+
+import re
+from pathlib import Path
+
+import pytest
+from toy import ColourTask
+
+from trl_gtr.config import GTRConfig
+from trl_gtr.correctors import AuditedCorrector, ExpertCorrector
+from trl_gtr.episode_log import SCHEMA
+from trl_gtr.trainer import GTRTrainer
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+# `Trainer.log` adds these to every entry: the update, and the share of the run that is over.
+OF_THE_TRAINER = {"step", "epoch"}
+
+
+def names_on(*pages: str) -> set[str]:
+    """What stands in backticks on these pages."""
+    return {name for page in pages for name in re.findall(r"`([^`\n]+)`", (DOCS / page).read_text("utf-8"))}
+
+
+@pytest.fixture
+def logged(toy_checkpoint, tmp_path) -> set[str]:
+    """Every name of a short run that has everything in it: PPO, cloning, KL, an audited corrector, an evaluation."""
+    args = GTRConfig(
+        output_dir=str(tmp_path),
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        save_strategy="no",
+        gradient_checkpointing=False,
+        num_envs=4,
+        rollout_steps=4,
+        total_env_steps=32,
+        per_device_train_batch_size=8,
+        num_ppo_epochs=1,
+        kl_coef=0.01,
+        temperature=1.0,
+        max_completion_length=12,
+        value_head_sizes=[16],
+        eval_episodes=2,
+    )
+    corrector = AuditedCorrector(ExpertCorrector(), share=1.0)
+    trainer = GTRTrainer(toy_checkpoint, args, ColourTask(), corrector)
+    trainer.train()
+    trainer.evaluate()
+    return {name for entry in trainer.state.log_history for name in entry}
+
+
+def test_every_logged_name_is_explained(logged):
+    explained = names_on("metrics.md", "correctors.md") | OF_THE_TRAINER
+    assert {"loss/kl", "corrector/precision", "eval_success"} <= logged  # the run had everything in it
+    patterns = [re.escape(name).replace("<part>", "[a-z_]+") for name in explained if "<part>" in name]
+    missing = {name for name in logged - explained if not any(re.fullmatch(p, name) for p in patterns)}
+    assert not missing, f"docs/metrics.md says nothing about {sorted(missing)}"
+
+
+def test_every_column_of_the_episodes_is_explained():
+    missing = set(SCHEMA) - names_on("report.md")
+    assert not missing, f"docs/report.md says nothing about {sorted(missing)}"
+
+
+def test_pages_are_in_the_navigation():
+    navigation = (DOCS.parent / "mkdocs.yml").read_text("utf-8")
+    missing = [page.name for page in DOCS.glob("*.md") if f": {page.name}" not in navigation]
+    assert not missing, f"mkdocs.yml doesn't name {missing}"
