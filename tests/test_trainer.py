@@ -1,8 +1,11 @@
 """GTRTrainer on the toy world: what is right before, during and after an update."""
 
+import errno
 import json
 import logging
 import math
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -238,8 +241,8 @@ def test_a_start_ratio_that_is_off_is_reported(make_trainer, caplog):
     trainer = make_trainer(total_env_steps=16)
     score = trainer._score_rollout
 
-    def shifted(rollout, corrected, means):
-        experience = score(rollout, corrected, means)
+    def shifted(*args):
+        experience = score(*args)
         experience.logprob += 0.2
         return experience
 
@@ -368,10 +371,10 @@ def test_the_reference_is_the_starting_policy(make_trainer, toy_checkpoint, adap
     trainer = make_trainer(kl_coef=0.1, learning_rate=1e-2, trainer_kwargs=peft)
     trainer.train()
     with torch.no_grad():
-        steps = trainer._collect().transitions
+        steps = trainer._collect()[0].transitions
         starts = [0] * len(steps)
         reference = torch.cat(trainer._reference_logprobs(steps, starts))
-        now = torch.cat(trainer._score_all(trainer.model, steps, starts)[1])
+        now = torch.cat(trainer._score_all(trainer.network, steps, starts)[1])
         expected = torch.cat(trainer._score_all(PolicyWithValue(start, trainer.trained.value_head), steps, starts)[1])
     assert torch.allclose(reference, expected, atol=1e-5)
     assert not torch.allclose(reference, now, atol=1e-2)
@@ -437,26 +440,36 @@ def test_a_spent_budget_stops_the_run_with_a_checkpoint(make_trainer, tmp_path):
     assert (tmp_path / "run" / "checkpoint-2" / "value_head.safetensors").is_file()
 
 
-def test_an_interrupt_leaves_a_checkpoint_and_releases_the_corrector(make_trainer, tmp_path):
-    class Interrupted(ExpertCorrector):
-        closed = False
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_abandons_the_rollout_and_leaves_the_state_before_it(make_trainer, tmp_path, number):
+    class Interrupting(ExpertCorrector):
+        calls, closed = 0, False
+
+        def correct(self, requests):
+            self.calls += 1
+            if self.calls == 6:  # in the second of four steps of the second update
+                os.kill(os.getpid(), number)
+            return super().correct(requests)
 
         def close(self):
             self.closed = True
 
-    corrector = Interrupted()
-    trainer = make_trainer(corrector=corrector, total_env_steps=64, save_strategy="steps", save_steps=100)
-    finish = trainer._finish_update
+    def trainer(corrector, **overrides):
+        task = ColourTask(length=3)  # episodes that reach over the end of a rollout
+        return make_trainer(task, corrector, total_env_steps=48, save_strategy="steps", save_steps=100, **overrides)
 
-    def interrupt(*args):
-        finish(*args)
-        raise KeyboardInterrupt
-
-    trainer._finish_update = interrupt
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train()
+    whole = trainer(ExpertCorrector(), output_dir=str(tmp_path / "whole"))
+    whole.train()
+    corrector = Interrupting()
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as stopped:
+        trainer(corrector, allow_changed_config=True).train()
+    assert stopped.value.code == 128 + number
     assert corrector.closed
-    assert (tmp_path / "run" / "checkpoint-1" / "trainer_state.json").is_file()
+    assert signal.getsignal(number) is before
+    resumed = trainer(ExpertCorrector(), allow_changed_config=True)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
+    assert steady(resumed.state.log_history) == steady(whole.state.log_history)
 
 
 def test_log_completions_shows_steps_and_reads_no_markup(make_trainer, capsys):
@@ -645,12 +658,31 @@ def test_a_users_optimizer_gets_the_value_head_too(make_trainer):
     assert changed(before, trainer.trained.value_head)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(make_trainer):
+def test_losses_that_are_not_finite_are_skipped_and_end_the_run_with_a_checkpoint(make_trainer, tmp_path):
     class NotANumber(ColourTask):
         reward_scale = float("nan")
 
-    with pytest.raises(FloatingPointError, match="The loss is nan"):
-        make_trainer(task=NotANumber()).train()
+    trainer = make_trainer(task=NotANumber(), max_skipped_steps=6, total_env_steps=64, save_strategy="steps")
+    before = parameters(trainer.trained)
+    with pytest.raises(
+        FloatingPointError, match=r"6 optimizer steps in a row.*advantages \(process 0\) is not finite"
+    ):
+        trainer.train()
+    assert not changed(before, trainer.trained)
+    # Four steps an update: the second one is not finished, but counted and saved.
+    assert [entry["optim/skipped_steps"] for entry in trainer.state.log_history] == [4, 2]
+    assert (tmp_path / "run" / "checkpoint-2" / "trainer_state.json").is_file()
+
+
+def test_a_single_bad_gradient_costs_a_single_step(make_trainer, caplog):
+    trainer = make_trainer(max_skipped_steps=2)
+    weight = trainer.trained.policy.get_output_embeddings().weight
+    passes = iter(range(1000))
+    weight.register_hook(lambda gradient: gradient * math.nan if next(passes) == 3 else gradient)
+    trainer.train()
+    assert [entry["optim/skipped_steps"] for entry in trainer.state.log_history] == [1, 0]
+    assert "the gradient of policy.lm_head.weight is not finite" in caplog.text
+    assert all(torch.isfinite(p).all() for p in trainer.trained.parameters())
 
 
 def test_a_half_precision_checkpoint_is_trained_in_float32(make_trainer, toy_checkpoint, tmp_path):
@@ -700,14 +732,62 @@ def test_a_folder_that_is_no_checkpoint_is_refused(make_trainer, toy_checkpoint)
         make_trainer().train(resume_from_checkpoint=toy_checkpoint)
 
 
-def test_a_checkpoint_of_another_task_is_refused(make_trainer, tmp_path):
+def test_a_foreign_or_damaged_checkpoint_is_refused_with_what_differs(make_trainer, tmp_path):
     make_trainer(save_strategy="steps", total_env_steps=16).train()
+    checkpoint = tmp_path / "run" / "checkpoint-1"
 
     class OtherTask(ColourTask):
         name = "shapes"
 
-    with pytest.raises(ValueError, match="run on 'colours', not on 'shapes'"):
-        make_trainer(task=OtherTask()).train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
+    def refusal(task=None, **overrides):
+        with pytest.raises(ValueError, match="checkpoint-1 is") as refused:
+            make_trainer(task, **overrides).train(resume_from_checkpoint=str(checkpoint))
+        return str(refused.value)
+
+    assert "is of a run on 'colours', not on 'shapes'" in refusal(OtherTask())
+    assert "gamma was 0.9 and is 0.5; per_device_train_batch_size was 8 and is 4" in refusal(
+        gamma=0.5, per_device_train_batch_size=4
+    )
+    make_trainer(gamma=0.5, allow_changed_config=True).train(resume_from_checkpoint=str(checkpoint))
+    contents = checkpoint / "gtr_contents.json"
+    alone = contents.read_text()
+    contents.write_text(alone.replace('"processes": 1', '"processes": 2'))
+    assert "of a run with 2 processes, not 1" in refusal(allow_changed_config=True)
+    contents.write_text(alone)
+    weights = checkpoint / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert "damaged: the contents of model.safetensors have changed" in refusal()
+    weights.write_bytes(whole[:1000])
+    assert "damaged: model.safetensors has 1000 bytes, not" in refusal()
+    weights.unlink()
+    assert "damaged: model.safetensors is missing" in refusal()
+
+
+@pytest.mark.parametrize("failing", ["torch.save", "safetensors.torch.save_file", "trl_gtr.checkpoints.publish"])
+def test_a_full_disk_leaves_the_old_checkpoint_as_it_was(make_trainer, tmp_path, monkeypatch, failing):
+    run = tmp_path / "run"
+    trainer = make_trainer(save_strategy="steps", save_steps=1, save_total_limit=1, total_env_steps=48)
+    finish = trainer._finish_update
+
+    def fill_the_disk(*args):
+        if trainer.state.global_step == 1:
+
+            def no_space(*args, **kwargs):
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+            monkeypatch.setattr(failing, no_space)
+            monkeypatch.setattr("trl_gtr.checkpoints.save_file", no_space)
+        finish(*args)
+
+    trainer._finish_update = fill_the_disk
+    with pytest.raises(OSError, match=r"checkpoint-2 could not be written .*No space left.* make room and resume"):
+        trainer.train()
+    monkeypatch.undo()
+    assert [path.name for path in run.iterdir() if path.is_dir()] == ["checkpoint-1"]
+    again = make_trainer(save_strategy="steps", save_steps=1, save_total_limit=1, total_env_steps=48)
+    assert again.train(resume_from_checkpoint=True).global_step == 3
+    assert [path.name for path in run.iterdir() if path.is_dir()] == ["checkpoint-3"]
 
 
 def test_metrics_are_documented(make_trainer):

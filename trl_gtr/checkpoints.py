@@ -1,12 +1,17 @@
 """What a resumed run needs beside the policy: value head, correction buffer, environments, counters.
 
 `Trainer` writes policy (an ordinary `from_pretrained` folder), optimizer, scheduler, random states and its own
-counters; the rest is here, in the same checkpoint folder.
+counters; the rest is here, in the same checkpoint folder. A checkpoint is written under another name and gets its own
+when it is whole; a list of its files and settings is in it, by which a damaged or foreign one is refused.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import random
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +30,87 @@ VALUE_HEAD_FILE = "value_head.safetensors"
 BUFFER_FILE = "correction_buffer_{rank}.npz"
 ENVIRONMENTS_FILE = "environments_{rank}.pkl"
 STATE_FILE = "gtr_state_{rank}.json"
+CONTENTS_FILE = "gtr_contents.json"
+INCOMPLETE = "incomplete_checkpoint"
+"""Folder in the output folder for a checkpoint that is being written."""
 
 
-def save_value_head(folder: str | Path, value_head: nn.Module, task: str) -> None:
+def publish(folder: Path, final: Path, settings: Mapping[str, Any]) -> None:
+    """Give a checkpoint that is whole its own name, at once."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    contents = {
+        "settings": dict(settings),
+        "files": {path.relative_to(folder).as_posix(): [path.stat().st_size, _checksum(path)] for path in files},
+    }
+    (folder / CONTENTS_FILE).write_text(json.dumps(contents, indent=2))
+    for path in (*files, folder / CONTENTS_FILE, folder):
+        _sync(path)
+    if final.exists():  # of an earlier run in this folder
+        final.rename(folder.parent / "replaced")
+    folder.rename(final)
+    _sync(final.parent)
+
+
+def check(folder: str | Path, settings: Mapping[str, Any], allow_changes: bool = False) -> str | None:
+    """What keeps this checkpoint from being resumed with these settings; `None` if nothing does."""
+    folder = Path(folder)
+    contents = json.loads((folder / CONTENTS_FILE).read_text())
+    for name, (size, checksum) in contents["files"].items():
+        path = folder / name
+        if not path.is_file():
+            return f"{folder} is damaged: {name} is missing."
+        if path.stat().st_size != size:
+            return f"{folder} is damaged: {name} has {path.stat().st_size} bytes, not {size}."
+        if _checksum(path) != checksum:
+            return f"{folder} is damaged: the contents of {name} have changed."
+    now = json.loads(json.dumps(dict(settings)))
+    then = contents["settings"]
+    changed = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+    if "processes" in changed:
+        return (
+            f"{folder} is of a run with {then['processes']} processes, not {now['processes']}: each has environments "
+            "and corrections of its own. Launch as many."
+        )
+    if changed and not allow_changes:
+        listed = "; ".join(f"{name} was {then.get(name)!r} and is {now.get(name)!r}" for name in changed)
+        return f"{folder} is of another run: {listed}. Set them back, or set `allow_changed_config=True`."
+    return None
+
+
+def _checksum(path: Path) -> int:
+    checksum = 0
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
+
+
+def _sync(path: Path) -> None:
+    """Onto the disk: a name must not be there before what it stands for."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def random_states() -> dict[str, Any]:
+    """Every global random generator, for [`set_random_states`]."""
+    states = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    return states | ({"cuda": torch.cuda.get_rng_state_all()} if torch.cuda.is_available() else {})
+
+
+def set_random_states(states: Mapping[str, Any]) -> None:
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state_all(states["cuda"])
+
+
+def save_value_head(folder: str | Path, state: Mapping[str, torch.Tensor], task: str) -> None:
     """The head, and beside it what it values: the name of the task."""
-    save_file(value_head.state_dict(), Path(folder) / VALUE_HEAD_FILE, metadata={"task": task})
+    save_file(dict(state), Path(folder) / VALUE_HEAD_FILE, metadata={"task": task})
 
 
 def saved_task(folder: str | Path) -> str | None:
@@ -96,14 +177,14 @@ def resolve_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: st
     """The folder to resume from: a given path, the newest one in `output_dir` for `True`, `None` for a fresh run."""
     if not resume_from_checkpoint:
         return None
-    if resume_from_checkpoint is True:
-        found = get_last_checkpoint(output_dir) if Path(output_dir).is_dir() else None
-        if found is None:
+    folder = None if resume_from_checkpoint is True else str(resume_from_checkpoint)
+    if folder is None:
+        folder = get_last_checkpoint(output_dir) if Path(output_dir).is_dir() else None
+        if folder is None:
             raise ValueError(f"`resume_from_checkpoint=True`, but {output_dir} holds no checkpoint-* folder.")
-        return found
-    if not (Path(resume_from_checkpoint) / VALUE_HEAD_FILE).is_file():
+    if not (Path(folder) / CONTENTS_FILE).is_file():
         raise ValueError(
-            f"{resume_from_checkpoint} is no checkpoint of this trainer ({VALUE_HEAD_FILE} is missing). Name a "
-            "checkpoint-* folder of a GTR run, or load the folder as the model and start afresh."
+            f"{folder} is no checkpoint of this trainer ({CONTENTS_FILE} is missing). Name a checkpoint-* folder of a "
+            "GTR run, or load the folder as the model and start afresh."
         )
-    return str(resume_from_checkpoint)
+    return folder

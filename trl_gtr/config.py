@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, field, fields
+from datetime import timedelta
 from typing import Any, Literal
 
 from accelerate import PartialState
+from accelerate.utils import str_to_bool
 
 from .trl_bridge import PPOConfig
 
@@ -35,6 +38,41 @@ REFUSED_FIELDS = {
     "local_mini_batch_size": "per_device_train_batch_size",
     "mini_batch_size": "per_device_train_batch_size",
 }
+
+
+# Settings of `TrainingArguments` and `PPOConfig` that a resumed run must share with its checkpoint …
+_KEPT_FIELDS = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "seed",
+    "optim",
+    "optim_args",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "lr_scheduler_type",
+    "lr_scheduler_kwargs",
+    "warmup_steps",
+    "num_ppo_epochs",
+)
+# … and those of `GTRConfig` that it may change.
+_FREE_FIELDS = (
+    "total_env_steps",
+    "logging_steps",
+    "bf16",
+    "model_init_kwargs",
+    "rollout_timeout",
+    "correction_timeout",
+    "ddp_timeout",
+    "max_skipped_steps",
+    "allow_changed_config",
+    "log_completions",
+    "num_completions_to_print",
+    "episode_log_rate",
+    "episode_log_max_steps",
+    "eval_episodes",
+    "eval_greedy",
+)
 
 
 def _field(default: Any, help: str) -> Any:
@@ -144,6 +182,23 @@ class GTRConfig(PPOConfig):
         False, "Ablation: clone the corrector's action with its thought. The paper found it worse."
     )
 
+    # --- several processes, faults, resuming ------------------------------------------------------------------
+    rollout_timeout: float | None = _field(
+        None,
+        "Seconds after which a process hands in what it has collected, so that slow environments don't keep the "
+        "others waiting; looked at between steps. None: half of `ddp_timeout` with several processes, else no limit.",
+    )
+    correction_timeout: float = _field(
+        300.0, "Seconds to wait, when a rollout ends, for corrections; what isn't back by then has failed."
+    )
+    ddp_timeout: int = _field(1800, "Seconds that a process waits for the others before the run ends with an error.")
+    max_skipped_steps: int = _field(
+        10, "An optimizer step whose loss or gradient isn't finite is skipped; this many in a row end the run."
+    )
+    allow_changed_config: bool = _field(
+        False, "Resume although settings differ from the checkpoint's. The run is then not the one that it continues."
+    )
+
     # --- what is shown ----------------------------------------------------------------------------------------
     log_completions: bool = _field(False, "Print a table of sampled steps at every log.")
     num_completions_to_print: int = _field(4, "Rows of that table.")
@@ -160,6 +215,7 @@ class GTRConfig(PPOConfig):
         self._refuse_inherited_fields()
         if self.bf16 is None:
             self.bf16 = not self.fp16 and not self.use_cpu and _accelerator_has_bf16()
+        self._set_time_out_on_cpu()
         super().__post_init__()
         self._check_values()
 
@@ -167,6 +223,25 @@ class GTRConfig(PPOConfig):
     def num_updates(self) -> int:
         """How many updates the run has: `total_env_steps` rounded up to whole rollouts."""
         return math.ceil(self.total_env_steps / (self.num_envs * self.rollout_steps))
+
+    @property
+    def rollout_deadline(self) -> float:
+        """`rollout_timeout` in seconds, its default filled in."""
+        if self.rollout_timeout is not None:
+            return self.rollout_timeout
+        return self.ddp_timeout / 2 if PartialState().num_processes > 1 else math.inf
+
+    def resume_settings(self) -> dict[str, Any]:
+        """What a resumed run must share with its checkpoint: everything that decides what is learned."""
+        own = [name for name in GTRConfig.__annotations__ if name not in _FREE_FIELDS and not name.startswith("_")]
+        values = self.to_dict()
+        return {name: values[name] for name in (*own, *_KEPT_FIELDS)} | {"processes": PartialState().num_processes}
+
+    def _set_time_out_on_cpu(self) -> None:
+        """`TrainingArguments` hands `ddp_timeout` to the process group, but not on the CPU: make the group first."""
+        use_cpu = self.use_cpu or str_to_bool(os.environ.get("ACCELERATE_USE_CPU", "False"))
+        if use_cpu and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            PartialState(cpu=True, backend=self.ddp_backend, timeout=timedelta(seconds=self.ddp_timeout))
 
     @classmethod
     def rl4vlm(cls, **overrides: Any) -> GTRConfig:
@@ -183,7 +258,13 @@ class GTRConfig(PPOConfig):
     def _check_values(self) -> None:
         for name in ("total_env_steps", "num_envs", "rollout_steps", "max_completion_length", "num_ppo_epochs"):
             _require(getattr(self, name) >= 1, f"`{name}` must be at least 1, got {getattr(self, name)}.")
-        for name in ("correction_buffer_size", "cloning_steps", "eval_episodes", "episode_log_max_steps"):
+        for name in (
+            "correction_buffer_size",
+            "cloning_steps",
+            "eval_episodes",
+            "max_skipped_steps",
+            "episode_log_max_steps",
+        ):
             _require(getattr(self, name) >= 1, f"`{name}` must be at least 1, got {getattr(self, name)}.")
         for name in ("ppo_coef", "vf_coef", "thought_cloning_coef", "thought_prob_coef", "kl_coef", "format_reward"):
             _require(getattr(self, name) >= 0, f"`{name}` must not be negative, got {getattr(self, name)}.")
@@ -198,6 +279,9 @@ class GTRConfig(PPOConfig):
         _require(0 < self.cliprange < 1, f"`cliprange` must lie in (0, 1), got {self.cliprange}.")
         _require(self.dual_clip is None or self.dual_clip > 1, "`dual_clip` must be greater than 1, or None.")
         _require(self.target_kl is None or self.target_kl > 0, "`target_kl` must be positive, or None.")
+        for name in ("rollout_timeout", "correction_timeout", "ddp_timeout"):
+            value = getattr(self, name)
+            _require(value is None or value > 0, f"`{name}` must be positive, got {value}.")
         _require(self.min_advantage_std > 0, "`min_advantage_std` must be positive.")
         _require(self.reward_scale is None or self.reward_scale > 0, "`reward_scale` must be positive, or None.")
         for name, allowed in {
@@ -229,12 +313,21 @@ class GTRConfig(PPOConfig):
             "`ppo_coef` and `thought_cloning_coef` are both 0: nothing would be learned. Raise one of them.",
         )
         self._check_sizes(PartialState().num_processes)
+        _require(
+            not self.fsdp and not str_to_bool(os.environ.get("ACCELERATE_USE_FSDP", "False")),
+            "FSDP is not supported: use DDP or DeepSpeed (examples/accelerate_configs).",
+        )
+        _require(
+            self.ds3_gather_for_generation,
+            "`ds3_gather_for_generation=False` needs processes that generate in lockstep; here each plays its own "
+            "episodes. Leave it out, or use ZeRO-2.",
+        )
         for name in ("save_strategy", "eval_strategy", "logging_strategy"):
             _require(
                 getattr(self, name) in ("no", "steps"),
                 f"`{name}` must be 'no' or 'steps': there are no epochs here, and steps are updates.",
             )
-        for name in ("torch_compile", "eval_on_start", "save_only_model"):
+        for name in ("torch_compile", "eval_on_start", "save_only_model", "save_on_each_node"):
             _require(not getattr(self, name), f"`{name}` has no effect here: leave it out.")
         _require(
             not (self.clone_full_response and self.clone_right_actions),

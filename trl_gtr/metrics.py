@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from accelerate.utils import gather_object
 
 
 class Means:
@@ -30,11 +29,13 @@ class Means:
     def maximum(self, name: str, value: float) -> None:
         self._maxima[name] = max(value, self._maxima.get(name, value))
 
-    def reduce(self, num_processes: int = 1) -> dict[str, float]:
-        """The means over all processes; a name that counted nothing anywhere is left out."""
-        states: list[Any] = [(self._sums, self._maxima)]
-        if num_processes > 1:
-            states = gather_object(states)
+    def reduce(self, gather: Callable[[Any], list[Any]] = lambda own: [own]) -> dict[str, float]:
+        """The means over all processes; a name that counted nothing anywhere is left out.
+
+        Args:
+            gather: Gives every process's value for one's own.
+        """
+        states = gather((self._sums, self._maxima))
         total = Means()
         for sums, maxima in states:
             for name, (value, count) in sums.items():

@@ -207,7 +207,10 @@ class VLMPolicy:
         )
         with _evaluation_mode(model), _bare_generation_config(model):
             sequences = model.generate(
-                **inputs, generation_config=config, logits_processor=LogitsProcessorList([shape])
+                **inputs,
+                generation_config=config,
+                logits_processor=LogitsProcessorList([shape]),
+                synced_gpus=False,  # each process plays its own episodes; ZeRO-3's weights are gathered before
             )
         rows = sequences[:, prompt_length:].cpu().numpy()
         return [self._generation(row) for row in rows]

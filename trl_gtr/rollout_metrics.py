@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import collections
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,7 @@ from rich.text import Text
 
 from .metrics import Means
 from .rollouts import in_processes
-from .types import Rollout
+from .types import Rollout, Share, Transition
 
 _TAIL = 60
 
@@ -45,6 +48,28 @@ def count_rollout(rollout: Rollout, task: Any, means: Means) -> None:
         if asked:
             means.add(f"corrector/{verdict}", [1.0] * verdicts[verdict] + [0.0] * (asked - verdicts[verdict]))
     means.add("corrector/latency", [c.latency for c in rollout.corrections if c is not None])
+
+
+def without_images(rollout: Rollout) -> Rollout:
+    """A rollout to send around: what its texts and judgements are, with images as digests that can be compared."""
+
+    def light(step: Transition) -> Transition:
+        digest = np.frombuffer(hashlib.blake2b(step.image.tobytes(), digest_size=16).digest(), np.uint8)
+        return replace(step, image=digest, final_image=None)
+
+    return replace(rollout, transitions=[light(t) for t in rollout.transitions], last_images=[], episodes=[])
+
+
+def add_up(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """One corrector's metrics out of those of each process: totals are added, [`Share`]s by their parts."""
+    total: dict[str, float] = {}
+    for name, value in ((name, value) for each in metrics for name, value in each.items()):
+        before = total.get(name)
+        if isinstance(value, Share) and isinstance(before, Share):
+            total[name] = Share(before.part + value.part, before.whole + value.whole)
+        else:
+            total[name] = value if before is None else before + value
+    return total
 
 
 def completions_table(rollout: Rollout, rows: int, seed: int, advantages: np.ndarray | None = None) -> Table:

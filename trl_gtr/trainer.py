@@ -10,6 +10,8 @@ import math
 import os
 import re
 import resource
+import shutil
+import signal
 import sys
 import textwrap
 import time
@@ -21,27 +23,28 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object, reduce
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoProcessor, PreTrainedModel, TrainerCallback
 from transformers.trainer_callback import ProgressCallback
-from transformers.trainer_utils import TrainOutput, set_seed
+from transformers.trainer_utils import TrainOutput, rotate_checkpoints, set_seed
 
 from . import checkpoints, ppo
 from .agents import PolicyAgent
 from .callbacks import GTRProgressCallback
 from .config import GTRConfig
-from .correctors.base import Corrector
+from .correctors.base import Corrector, identity_of
 from .diagnostics import rollout_diagnostics
 from .episode_log import EpisodeLog
 from .evaluation import EvaluationReport, evaluate_agent
 from .metrics import Means
 from .models import check_processor, load_policy
 from .policy import PolicyWithValue, ValueHead, VLMPolicy
-from .rollout_metrics import count_rollout, print_completions
+from .processes import Processes
+from .rollout_metrics import add_up, count_rollout, print_completions, without_images
 from .rollouts import Clock, RolloutCollector
 from .run_log import RunLog
+from .signals import StopSignals
 from .tasks.base import Task
 from .thought_cloning import CorrectionBuffer, cloning_coefficient
 from .tracker_images import TrackerImages
@@ -143,10 +146,14 @@ class GTRTrainer(PPOBridge):
             self.add_callback(GTRProgressCallback)
         self._add_logs()
         self.reward_scale = args.reward_scale or float(getattr(task, "reward_scale", 1.0))
-        self.buffer = CorrectionBuffer(args.correction_buffer_size, seed=args.seed + self.accelerator.process_index)
-
-        self.updater = Updater(args, self.accelerator, self.model, self.optimizer, self.policy, self.buffer)
-        self._learning = False  # half-way through an update: nothing to save
+        self.processes = Processes(self.accelerator, args.ddp_timeout)
+        self.buffer = CorrectionBuffer(args.correction_buffer_size, seed=args.seed + self.processes.rank)
+        self.updater = Updater(
+            args, self.accelerator, self.processes, self.network, self.optimizer, self.policy, self.buffer
+        )
+        self.env_steps = 0
+        self.signals = StopSignals()
+        self._saving_to: str | None = None
 
     # --- the algorithm ------------------------------------------------------------------------------------------
 
@@ -154,24 +161,21 @@ class GTRTrainer(PPOBridge):
         """Collect, learn, repeat, for `num_updates` updates."""
         self._begin(checkpoints.resolve_checkpoint(resume_from_checkpoint, self.args.output_dir))
         try:
-            while self.state.global_step < self.args.num_updates and not self.control.should_training_stop:
-                clock, means = Clock(), Means()
-                rollout = self._collect()  # 1. act, while the corrector judges
-                self._learning = True
-                corrected = self._store_corrections(rollout)  # 2. aggregate what it said
-                with clock("score"):
-                    experience = self._score_rollout(rollout, corrected, means)  # 3. log-probs, values, advantages
-                with clock("update"):
-                    self.updater.update(experience, self.state.global_step, means)  # 4. learn
-                self._finish_update(rollout, experience, means, rollout.times | clock.seconds)  # 5. log, save
-                if self._sum_over_processes(rollout.stop_reason is not None):
-                    self._stop_early(rollout.stop_reason)
-                    break
-        except BaseException as error:
+            with StopSignals() as self.signals:
+                while self.state.global_step < self.args.num_updates and not self.control.should_training_stop:
+                    clock, means = Clock(), Means()
+                    rollout, steps = self._collect()  # 1. act, while the corrector judges
+                    corrected = self._store_corrections(rollout)  # 2. aggregate what it said
+                    with clock("score"):
+                        experience = self._score_rollout(rollout, steps, corrected, means)  # 3. values, advantages
+                    with clock("update"):
+                        self.updater.update(experience, self.state.global_step, means)  # 4. learn
+                    self._finish_update(rollout, experience, means, rollout.times | clock.seconds)  # 5. log, save
+                    self._stop_where_needed(rollout)
+                self._stop_if_told(self.processes.gather(self.signals.received))
+        except BaseException:
             if hasattr(self.corrector, "close"):
                 self.corrector.close()  # corrections under way come back at once; nobody waits for their threads
-            if isinstance(error, KeyboardInterrupt):
-                self._stop_early("interrupted")
             raise
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
         seconds = time.perf_counter() - self.started
@@ -187,22 +191,90 @@ class GTRTrainer(PPOBridge):
         self.state.compute_steps(args, args.num_updates)
         self.model.train()
         self.control = self.callback_handler.on_train_begin(args, self.state, self.control)
-        if self._sum_over_processes(int(getattr(self.corrector, "exhausted", False))):
+        if self.processes.sum(bool(getattr(self.corrector, "exhausted", False))):
             logger.warning("Nothing is left of the corrector's budget: the run goes no further. Raise its limits.")
             self.control.should_training_stop = True
 
-    def _stop_early(self, reason: str | None) -> None:
-        """Leave a checkpoint behind, unless saving is off, the update is half done or there is one already."""
-        step = self.state.global_step
-        logger.warning("The run stops after update %d: %s.", step, reason or "on another process")
-        folder = Path(self.args.output_dir) / f"checkpoint-{step}"
-        if self.args.save_strategy != "no" and not self._learning and not folder.exists():
-            self._save_checkpoint(self.model, trial=None)
-
     @torch.no_grad()
-    def _collect(self) -> Rollout:
+    def _collect(self) -> tuple[Rollout, list[int]]:
+        """A rollout, and how many steps the environments of each process have made in it."""
+        args, start = self.args, time.perf_counter()
+        before = self._before_collection()
         with self._acting_policy():
-            return self.collector.collect(self.args.rollout_steps)
+            rollout = self.collector.collect(
+                args.rollout_steps,
+                timeout=args.rollout_deadline,
+                correction_timeout=args.correction_timeout,
+                stopped=lambda: self.signals.received is not None,
+            )
+            seconds = time.perf_counter() - start
+            rollout.times["wait_for_processes"] = self.processes.meet("collection")
+        own = (len(rollout) // len(rollout.last_images), seconds, self.signals.received)
+        reports = self.processes.gather(own)
+        self._stop_if_told([received for *_, received in reports], before)
+        if self.processes.count > 1:
+            rollout.times |= {f"collect_rank_{rank}": spent for rank, (_, spent, _) in enumerate(reports)}
+        for rank, (made, spent, _) in enumerate(reports):
+            if made < args.rollout_steps and self.is_world_process_zero():
+                logger.warning(
+                    "Process %d ran out of time (rollout_timeout): it hands in %d of %d steps after %.1f s.",
+                    rank,
+                    made,
+                    args.rollout_steps,
+                    spent,
+                )
+        return rollout, [made for made, *_ in reports]
+
+    def _before_collection(self) -> tuple[bytes, dict[str, Any]] | None:
+        """What collecting changes, where a checkpoint may have to be written of the state before it."""
+        if self.args.save_strategy == "no" or self._checkpoint_folder().exists():
+            return None
+        return self.collector.state_dict(), checkpoints.random_states()
+
+    def _stop_if_told(
+        self, received: Sequence[int | None], before: tuple[bytes, dict[str, Any]] | None = None
+    ) -> None:
+        """On a signal to any process: save where the last update ended, and leave as a scheduler expects it.
+
+        Args:
+            received: The signal of each process.
+            before: The state before a rollout that is now abandoned.
+        """
+        number = next((each for each in received if each is not None), None)
+        if number is None:
+            return
+        if before is not None:
+            self.collector.load_state_dict(before[0])
+            checkpoints.set_random_states(before[1])
+        self._stop_early(f"{signal.Signals(number).name} received")
+        self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+        raise SystemExit(128 + number)
+
+    def _stop_where_needed(self, rollout: Rollout) -> None:
+        """After an update: nothing left to spend, or nothing learned because no number is finite."""
+        reasons = self.processes.gather(rollout.stop_reason)
+        if any(reasons):
+            self._stop_early(next(reason for reason in reasons if reason))
+            self.control.should_training_stop = True
+        if self.updater.gave_up:
+            faults = self.processes.gather(self.updater.not_finite)
+            fault = next((f"{name} (process {rank})" for rank, name in enumerate(faults) if name), "a gradient")
+            reason = f"{self.updater.skipped_in_a_row} optimizer steps in a row were skipped: {fault} is not finite"
+            self._stop_early(reason)
+            raise FloatingPointError(
+                f"{reason}. Look for rewards that aren't finite, lower the learning rate, or train in float32 or "
+                "bfloat16: float16 overflows."
+            )
+
+    def _stop_early(self, reason: str) -> None:
+        """Leave a checkpoint behind, unless saving is off or there is one already."""
+        folder = self._checkpoint_folder()
+        exists = self.processes.gather(folder.exists())[0]  # a shared disk may tell each process another thing
+        if self.args.save_strategy != "no" and not exists:
+            self._save_checkpoint(self.model, trial=None)
+        if self.is_world_process_zero():
+            where = f"Resume from {folder}." if folder.exists() else "Nothing is saved (save_strategy='no')."
+            logger.warning("The run stops after update %d: %s. %s", self.state.global_step, reason, where)
 
     def _store_corrections(self, rollout: Rollout) -> int:
         """Put this rollout's labels into the buffer; how many steps were corrected, over all processes."""
@@ -214,7 +286,7 @@ class GTRTrainer(PPOBridge):
             ids, num_labels = self._labels(step, correction)
             if num_labels:
                 self.buffer.add(step.prompt, step.image, ids, num_labels, update=self.state.global_step)
-        return self._sum_over_processes(corrected)
+        return int(self.processes.sum(corrected))
 
     def _labels(self, step: Transition, correction: Correction) -> tuple[np.ndarray, int]:
         """Ids of the right response, and how many to clone: its thought, and the action where the settings say so.
@@ -244,15 +316,15 @@ class GTRTrainer(PPOBridge):
         return ids, len(ids) if with_action else end
 
     @torch.no_grad()
-    def _score_rollout(self, rollout: Rollout, corrected: int, means: Means) -> Experience:
+    def _score_rollout(self, rollout: Rollout, made: list[int], corrected: int, means: Means) -> Experience:
         """Old log-probs and values by the update's own scoring function, then advantages."""
         steps, args = rollout.transitions, self.args
         starts = [self.policy.spans.action_start(t.response_ids, t.response.action_span) for t in steps]
-        old, token_logprobs = self._score_all(self.model, steps, starts)
+        old, token_logprobs = self._score_all(self.network, steps, starts)
         advantages, returns = self._advantages(rollout, old.value)
         means.add("policy/entropy", old.entropy)
         means.add("response/thought_tokens", starts)
-        all_steps = len(steps) * self.accelerator.num_processes
+        all_steps = sum(made) * self.collector.envs.num_envs
         return Experience(
             transitions=steps,
             action_starts=starts,
@@ -263,6 +335,7 @@ class GTRTrainer(PPOBridge):
             advantages=advantages,
             returns=returns,
             token_logprobs=token_logprobs,
+            steps=made,
             cloning_coef=cloning_coefficient(args.cloning_weight, args.thought_cloning_coef, corrected, all_steps),
             reference=self._reference_logprobs(steps, starts) if args.kl_coef > 0 else None,
         )
@@ -270,15 +343,18 @@ class GTRTrainer(PPOBridge):
     def _advantages(self, rollout: Rollout, values: Tensor) -> tuple[Tensor, Tensor]:
         """GAE over environment steps, plus each step's own format reward, normalised over all processes."""
         args, steps = self.args, rollout.transitions
-        shape = (args.rollout_steps, self.collector.envs.num_envs)
+        shape = (-1, len(rollout.last_images))
 
         def grid(numbers: Sequence[float | bool], dtype: torch.dtype = torch.bool) -> Tensor:
             return torch.tensor(numbers, dtype=dtype, device=values.device).view(shape)
 
-        final_values = torch.zeros_like(values)
         cut = [i for i, t in enumerate(steps) if t.bootstrap]
-        if cut:
-            final_values[cut] = self._values([steps[i].final_prompt for i in cut], [steps[i].final_image for i in cut])
+        following = self._values(
+            [*(steps[i].final_prompt for i in cut), *rollout.last_prompts],
+            [*(steps[i].final_image for i in cut), *rollout.last_images],
+        )
+        final_values = torch.zeros_like(values)
+        final_values[cut] = following[: len(cut)]
         advantages, returns = ppo.gae(
             rewards=grid([t.reward for t in steps], torch.float32) * self.reward_scale,
             values=values.view(shape),
@@ -286,14 +362,14 @@ class GTRTrainer(PPOBridge):
             terminated=grid([(t.terminated or t.truncated) and not t.bootstrap for t in steps]),
             truncated=grid([t.bootstrap for t in steps]),
             final_values=final_values.view(shape),
-            last_values=self._values(rollout.last_prompts, rollout.last_images),
+            last_values=following[len(cut) :],
             gamma=args.gamma,
             lam=args.lam,
         )
         # After GAE and not in the returns: a bonus for every valid response must not pay for long episodes.
         bonus = args.format_reward * self.reward_scale
         advantages = advantages + bonus * grid([t.legal for t in steps], torch.float32)
-        moments = reduce(ppo.advantage_moments(advantages), reduction="sum")
+        moments = sum(self.processes.gather(ppo.advantage_moments(advantages).cpu()))
         return ppo.normalize_advantages(advantages, moments, args.min_advantage_std).flatten(), returns.flatten()
 
     def _finish_update(
@@ -304,9 +380,9 @@ class GTRTrainer(PPOBridge):
         learning_rate = self.lr_scheduler.get_last_lr()[0]
         self.lr_scheduler.step()
         state.global_step += 1
-        state.episode += self._sum_over_processes(len(rollout.episodes))
+        state.episode += int(self.processes.sum(len(rollout.episodes)))
         state.epoch = state.global_step / args.num_updates
-        self._learning = False
+        self.env_steps += sum(experience.steps) * self.collector.envs.num_envs
         self.control = self.callback_handler.call_event(
             "on_step_end", args, state, self.control, rollout=rollout, experience=experience
         )
@@ -327,8 +403,7 @@ class GTRTrainer(PPOBridge):
         """Play whole episodes without cuts and log success, return and the rest under `eval_*`."""
         args, task = self.args, eval_task or self.eval_task
         assert task is not None
-        rank, processes = self.accelerator.process_index, self.accelerator.num_processes
-        mine = range(rank, episodes or args.eval_episodes, processes)
+        mine = range(self.processes.rank, episodes or args.eval_episodes, self.processes.count)
         agent = PolicyAgent(lambda prompts, images: self._generate(prompts, images, greedy=args.eval_greedy))
         # Its own random numbers: how often one evaluates must not change what is learned.
         with torch.random.fork_rng(), torch.no_grad(), self._acting_policy():
@@ -341,9 +416,9 @@ class GTRTrainer(PPOBridge):
                 num_envs=args.per_device_eval_batch_size,
                 invalid_action=args.invalid_action,
             ).episodes
-        if processes > 1:
-            played = gather_object(list(played))
-        self.last_evaluation = EvaluationReport(task.name, tuple(sorted(played, key=lambda e: e.index)))
+            self.processes.meet("evaluation")
+        everybody = [episode for each in self.processes.gather(played) for episode in each]
+        self.last_evaluation = EvaluationReport(task.name, tuple(sorted(everybody, key=lambda e: e.index)))
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in self.last_evaluation.metrics().items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(args, self.state, self.control, metrics)
@@ -399,51 +474,54 @@ class GTRTrainer(PPOBridge):
 
     def _values(self, prompts: Sequence[Any], images: Sequence[Any]) -> Tensor:
         chunks = self._chunks(np.arange(len(prompts)))
-        return torch.cat(
-            [self.policy.values(self.model, [prompts[i] for i in c], [images[i] for i in c]) for c in chunks]
-        )
+        values = [self.policy.values(self.network, [prompts[i] for i in c], [images[i] for i in c]) for c in chunks]
+        return torch.cat(values)[: len(prompts)]
 
     def _reference_logprobs(self, steps: Sequence[Transition], starts: Sequence[int]) -> list[Tensor]:
         """Token log-probs under the starting policy: the adapter off, or the copy that the parent made."""
         if self.is_peft_model:
             with self.null_ref_context():
-                return self._score_all(self.model, steps, starts)[1]
+                return self._score_all(self.network, steps, starts)[1]
         with self.accelerator.autocast():  # the trained model is wrapped in it, the reference isn't
             return self._score_all(PolicyWithValue(self.ref_model, self.trained.value_head), steps, starts)[1]
 
-    def _chunks(self, order: np.ndarray) -> Iterator[list[int]]:
+    def _chunks(self, order: np.ndarray) -> list[list[int]]:
+        """Batches to score. Under ZeRO-3 a forward pass is everybody's: who has fewer repeats the first at the end."""
         size = self.args.per_device_eval_batch_size
-        return (order[i : i + size].tolist() for i in range(0, len(order), size))
+        chunks = [order[i : i + size].tolist() for i in range(0, len(order), size)]
+        if self.processes.zero3:
+            chunks += chunks[:1] * (max(self.processes.gather(len(chunks))) - len(chunks))
+        return chunks
 
     def _metrics(
         self, rollout: Rollout, experience: Experience, means: Means, seconds: dict[str, float]
     ) -> dict[str, float]:
         """Everything that is logged of one update, over all processes; each name is explained in docs/metrics."""
+        gather = self.processes.gather
         count_rollout(rollout, self.task, means)
-        for name, value in rollout_diagnostics(rollout, self.task).items():
-            means.add(name, value)
         for name, value in seconds.items():
             means.add(f"time/{name}", value)
         means.add("value/mean", experience.values)
         means.add("value/return", experience.returns)
-        explained = ppo.explained_variance(experience.values, experience.returns)
-        means.add("value/explained_variance", [explained] if math.isfinite(explained) else [])
-        metrics = means.reduce(self.accelerator.num_processes)
+        metrics = means.reduce(gather)
         self._last_loss = metrics.get("loss/total", math.nan)
+        # These are no means: they need everybody's steps in one place.
+        values, returns = zip(*gather((experience.values.cpu(), experience.returns.cpu())), strict=True)
+        explained = ppo.explained_variance(torch.cat(values), torch.cat(returns))
+        everything = rollout if self.processes.count == 1 else _joined(gather(without_images(rollout)))
+        metrics |= rollout_diagnostics(everything, self.task)
         if self.corrector is not None and hasattr(self.corrector, "metrics"):
-            metrics |= self.corrector.metrics()
-        env_steps = self.args.num_envs * self.args.rollout_steps
+            metrics |= add_up(gather(self.corrector.metrics()))
+        slowest = max(gather(sum(seconds[name] for name in seconds if not name.startswith("collect_rank"))))
         return metrics | {
-            "env_steps": self.state.global_step * env_steps,
+            **({"value/explained_variance": explained} if math.isfinite(explained) else {}),
+            "env_steps": self.env_steps,
             "episode/count": self.state.episode,
-            "buffer/size": len(self.buffer),
-            "buffer/images": self.buffer.num_images,
-            "speed/steps_per_second": env_steps / sum(seconds.values()),
-            **_memory(),
+            "buffer/size": int(self.processes.sum(len(self.buffer))),
+            "buffer/images": int(self.processes.sum(self.buffer.num_images)),
+            "speed/steps_per_second": sum(experience.steps) * self.collector.envs.num_envs / slowest,
+            **{name: max(each[name] for each in memory) for memory in [gather(_memory())] for name in memory[0]},
         }
-
-    def _sum_over_processes(self, number: int) -> int:
-        return int(reduce(torch.tensor([number], device=self.accelerator.device), reduction="sum"))
 
     def corrections_dataset(self) -> Any:
         """All corrections so far as a `datasets.Dataset` for `SFTTrainer`: images and messages."""
@@ -456,24 +534,82 @@ class GTRTrainer(PPOBridge):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Policy (or adapter) as an ordinary `from_pretrained` folder, with the value head beside it."""
         super().save_model(output_dir, _internal_call)
+        value_head = self.value_head_state()
         if self.args.should_save:
-            folder = output_dir or self.args.output_dir
-            checkpoints.save_value_head(folder, self.trained.value_head, self.task.name)
+            checkpoints.save_value_head(output_dir or self.args.output_dir, value_head, self.task.name)
+
+    def _checkpoint_folder(self) -> Path:
+        return Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return self._saving_to or super()._get_output_dir(trial)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        super()._save_checkpoint(model, trial)
+        """All or nothing: written under another name, which becomes its own once every process is through."""
+        final, incomplete = self._checkpoint_folder(), Path(self.args.output_dir) / checkpoints.INCOMPLETE
+        if self.args.should_save:
+            shutil.rmtree(incomplete, ignore_errors=True)
+        self.processes.meet("update")
+        with self._failing_together(final, incomplete):
+            self._saving_to = str(incomplete)
+            try:
+                super()._save_checkpoint(model, trial)
+                self._save_run_state(incomplete / final.name)
+            finally:
+                self._saving_to = None
+        with self._failing_together(final, incomplete):
+            if self.args.should_save:
+                checkpoints.publish(incomplete / final.name, final, self._settings())
+                rotate_checkpoints(self.args.output_dir, self.args.save_total_limit, use_mtime=True)
+                shutil.rmtree(incomplete)
+
+    @contextmanager
+    def _failing_together(self, final: Path, incomplete: Path) -> Iterator[None]:
+        """What goes wrong here on one process is said by all of them; what was half written is removed."""
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as failure:  # a full disk has many names: OSError, SafetensorError, RuntimeError
+            error = failure
+        faults = self.processes.gather(repr(error) if error else None)
+        if any(faults):
+            if self.args.should_save:
+                shutil.rmtree(incomplete, ignore_errors=True)
+            listed = "; ".join(f"process {rank}: {fault}" for rank, fault in enumerate(faults) if fault)
+            raise OSError(
+                f"{final} could not be written ({listed}). Earlier checkpoints are as they were: make room and resume."
+            ) from error
+
+    def _save_run_state(self, folder: Path) -> None:
         corrector = self.corrector.state_dict() if hasattr(self.corrector, "state_dict") else None
-        state = {"corrector": corrector}
-        folder = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-        checkpoints.save_run_state(folder, self.accelerator.process_index, self.buffer, self.collector, state)
+        state = {
+            "corrector": corrector,
+            "env_steps": self.env_steps,
+            "skipped_in_a_row": self.updater.skipped_in_a_row,
+        }
+        checkpoints.save_run_state(folder, self.processes.rank, self.buffer, self.collector, state)
+
+    def _settings(self) -> dict[str, Any]:
+        """What a checkpoint can only be resumed with."""
+        corrector = None if self.corrector is None else identity_of(self.corrector)
+        return {"corrector": corrector, **self.args.resume_settings()}
 
     def _resume(self, checkpoint: str) -> None:
-        rank, trained = self.accelerator.process_index, self.trained
+        rank, trained = self.processes.rank, self.trained
         checkpoints.check_task(checkpoint, self.task.name)
+        allowed = self.args.allow_changed_config
+        fault = checkpoints.check(checkpoint, self._settings(), allowed) if self.is_world_process_zero() else None
+        fault = self.processes.gather(fault)[0]
+        if fault is not None:
+            raise ValueError(fault)
         state = checkpoints.read_run_state(checkpoint, rank)
-        checkpoints.load_policy_weights(checkpoint, trained.policy)
-        checkpoints.load_value_head(checkpoint, trained.value_head)
+        if self.is_deepspeed_enabled:
+            self.load_deepspeed_checkpoint(checkpoint)
+        else:
+            checkpoints.load_policy_weights(checkpoint, trained.policy)
+            checkpoints.load_value_head(checkpoint, trained.value_head)
         self._load_optimizer_and_scheduler(checkpoint)
+        self._load_scaler(checkpoint)
         if isinstance(self.lr_scheduler, LambdaLR):
             # This run's schedule, which is another one if the run was made longer.
             for group, base, factor in zip(
@@ -483,6 +619,7 @@ class GTRTrainer(PPOBridge):
             self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
         self.load_trainer_state(checkpoint)
         checkpoints.load_run_state(checkpoint, rank, self.buffer, self.collector)
+        self.env_steps, self.updater.skipped_in_a_row = state["env_steps"], state["skipped_in_a_row"]
         if state["corrector"] is not None and hasattr(self.corrector, "load_state_dict"):
             self.corrector.load_state_dict(state["corrector"])
         self._load_rng_state(checkpoint)  # last: whatever is made above may draw from them
@@ -512,6 +649,11 @@ def _load(model: PreTrainedModel | str, processing_class: Any, args: GTRConfig) 
         processing_class = AutoProcessor.from_pretrained(model.config._name_or_path)
     check_processor(model, processing_class)
     return model, processing_class
+
+
+def _joined(rollouts: Sequence[Rollout]) -> Rollout:
+    """All processes' steps as one rollout."""
+    return Rollout([t for r in rollouts for t in r.transitions], [c for r in rollouts for c in r.corrections], [], [])
 
 
 def _memory() -> dict[str, float]:

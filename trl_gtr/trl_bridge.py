@@ -3,7 +3,7 @@
 TRL's `PPOTrainer` wants a reward model, a sized dataset and a value model with a trunk of its own. [`PPOBridge`] gives
 it stand-ins for those, puts one module with policy and value head in their place before anything is prepared, and
 mends what breaks in the parent: bf16 that isn't switched on, gradient checkpointing that does nothing, saving under
-DDP. `tests/test_trl_bridge.py` holds the contract that these lines rely on.
+DDP and DeepSpeed. `tests/test_trl_bridge.py` holds the contract that these lines rely on.
 """
 
 from __future__ import annotations
@@ -137,6 +137,9 @@ class PPOBridge(PPOTrainer):
             # Non-reentrant: otherwise the policy's frozen parts (LoRA) cut the gradient.
             kwargs = {"use_reentrant": False, **(self.args.gradient_checkpointing_kwargs or {})}
             self.policy_model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
+        plugin = getattr(self.accelerator.state, "deepspeed_plugin", None)
+        if plugin is not None:  # it clips by itself; the parent doesn't tell it how much
+            plugin.deepspeed_config["gradient_clipping"] = self.args.max_grad_norm
         super().create_optimizer_and_scheduler(num_training_steps=self.args.num_updates)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -169,11 +172,44 @@ class PPOBridge(PPOTrainer):
         finally:
             self.model, self._whole_model = self._whole_model, None
 
+    @property
+    def network(self) -> Any:
+        """What is called to learn: DeepSpeed's engine, or our module without DDP around it (see `Processes`)."""
+        return self.model if self.is_deepspeed_enabled else self.trained
+
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Policy (or adapter) as an ordinary `from_pretrained` folder."""
         output_dir = output_dir or self.args.output_dir
+        if self.is_deepspeed_enabled:
+            self._save_gathered(output_dir, _internal_call)
+            return
         with self._policy_as_model():
             # Past PPOTrainer's own version, which looks for the policy on the wrapper and misses it under DDP.
             super(PPOTrainer, self).save_model(output_dir, _internal_call)
+
+    def _save_gathered(self, output_dir: str, _internal_call: bool) -> None:
+        """The parents would save the engine's whole module, or look for the engine's settings on the policy."""
+        state = _below("policy", self.accelerator.get_state_dict(self.model))
+        if self.args.should_save:
+            with self._policy_as_model():
+                self._save(output_dir, state_dict=state)
+                if self.args.push_to_hub and not _internal_call:
+                    self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def value_head_state(self) -> dict[str, torch.Tensor]:
+        """To be asked on all processes; under ZeRO-3 each holds a part."""
+        if self.is_deepspeed_enabled:
+            from deepspeed.zero import GatheredParameters
+
+            with GatheredParameters(list(self.trained.value_head.parameters())):
+                return {name: tensor.detach().clone() for name, tensor in self.trained.value_head.state_dict().items()}
+        return self.trained.value_head.state_dict()
+
+    def load_deepspeed_checkpoint(self, checkpoint: str) -> None:
+        """Weights and optimizer as DeepSpeed saved them, each process its part."""
+        from transformers.integrations.deepspeed import deepspeed_load_checkpoint
+
+        deepspeed_load_checkpoint(self.model_wrapped, checkpoint, load_module_strict=not self.is_peft_model)
 
     def load_trainer_state(self, checkpoint: str) -> None:
         """Counters, log history and the states of callbacks, as `Trainer` wrote them."""
@@ -202,6 +238,15 @@ class PPOBridge(PPOTrainer):
         """The starting policy of a LoRA run: the same model with its adapter off."""
         with self.trained.policy.disable_adapter():
             yield
+
+
+def _below(prefix: str, state: Any) -> dict[str, torch.Tensor]:
+    """The part of a state dict under `prefix`; nothing on the processes that hold none."""
+    return {
+        name.removeprefix(f"{prefix}."): value
+        for name, value in (state or {}).items()
+        if name.startswith(f"{prefix}.")
+    }
 
 
 @contextmanager

@@ -74,6 +74,21 @@ class CorrectionRequest:
     """The `trl_gtr.tasks.Task` that the step belongs to."""
 
 
+class Share(float):
+    """A quotient that remembers its parts, so that those of several processes can be added up."""
+
+    def __new__(cls, part: float, whole: float) -> Share:
+        share = super().__new__(cls, part / whole)
+        share.part, share.whole = part, whole
+        return share
+
+    part: float
+    whole: float
+
+    def __getnewargs__(self) -> tuple[float, float]:  # type: ignore[override]
+        return self.part, self.whole
+
+
 @dataclass(frozen=True)
 class Usage:
     """What one correction has cost."""

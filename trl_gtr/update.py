@@ -1,13 +1,16 @@
 """One update: PPO epochs over a rollout, and thought cloning in the same steps or as a phase of its own.
 
 A mini-batch is `per_device_train_batch_size × gradient_accumulation_steps` steps on each process, in micro-batches of
-the former. Losses are means over samples, so how a mini-batch is cut does not change its gradient.
+the former. Losses are means over the samples of a whole mini-batch, so that neither how it is cut nor how many
+processes share it changes its gradient. Every process runs the same passes in the same order, on a filler of weight 0
+where it has nothing to learn from.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import reduce
 from torch import Tensor, nn
 
 from . import ppo
 from .config import GTRConfig
 from .metrics import Means
 from .policy import ScoredBatch, VLMPolicy
+from .processes import Processes
 from .thought_cloning import CorrectionBuffer, cloning_loss
 from .types import Transition
 
@@ -45,6 +48,8 @@ class Experience:
     returns: Tensor
     token_logprobs: list[Tensor]
     """Of each step's response, (tokens,)."""
+    steps: list[int]
+    """How many steps each process's environments have made: `rollout_steps`, or fewer where time ran out."""
     cloning_coef: float
     """Weight of the cloning loss in this update; 0 drops it."""
     reference: list[Tensor] | None = None
@@ -54,13 +59,24 @@ class Experience:
         return len(self.transitions)
 
 
+@dataclass
+class MiniBatch:
+    """One optimizer step's samples, over all processes."""
+
+    micro_batches: list[np.ndarray]
+    """This process's share, as indices into its experience. Empty ones keep it in step with the others."""
+    size: int
+    """Samples of all processes together."""
+
+
 class Updater:
     """Turns experience and corrections into optimizer steps.
 
     Args:
         args: The hyper-parameters.
         accelerator: Prepared `module` and `optimizer`.
-        module: Policy and value head, wrapped by DDP or DeepSpeed where there are several processes.
+        processes: Those who train with this one.
+        module: Policy and value head: DeepSpeed's engine, or the bare module.
         optimizer: Of the module's parameters.
         policy: How the module is asked.
         buffer: The corrections so far.
@@ -70,19 +86,25 @@ class Updater:
         self,
         args: GTRConfig,
         accelerator: Accelerator,
+        processes: Processes,
         module: nn.Module,
         optimizer: Any,
         policy: VLMPolicy,
         buffer: CorrectionBuffer,
     ) -> None:
-        self.args, self.accelerator, self.module, self.optimizer = args, accelerator, module, optimizer
-        self.policy, self.buffer = policy, buffer
+        self.args, self.accelerator, self.processes = args, accelerator, processes
+        self.module, self.optimizer, self.policy, self.buffer = module, optimizer, policy, buffer
+        self.skipped_in_a_row = 0
+        self._bad_loss = False
+        self.not_finite: str | None = None
+        """What this process last saw that was NaN or infinite."""
 
     def update(self, experience: Experience, number: int, means: Means) -> None:
         """The `number`-th update of the run; what happened is counted in `means`."""
         args, joint = self.args, self.args.update_schedule == "joint"
-        self.processes_with_labels = self._sum_over_processes(int(len(self.buffer) > 0))
-        self.clones = experience.cloning_coef > 0 and self.processes_with_labels > 0
+        self.skipped = 0
+        self.all_labels = int(self.processes.sum(len(self.buffer)))
+        self.clones = experience.cloning_coef > 0 and self.all_labels > 0
         self.trains_policy = args.ppo_coef > 0 and number >= args.value_warmup_updates
         means.add("loss/cloning_coef", experience.cloning_coef if self.clones else 0.0)
         if args.ppo_coef > 0 or (joint and self.clones):
@@ -94,9 +116,18 @@ class Updater:
             means.add("policy/epochs", epochs)
         if not joint and self.clones:
             with self._cloning_learning_rate():
-                for _ in range(args.cloning_steps * args.gradient_accumulation_steps):
-                    with self.accelerator.accumulate(self.module):
-                        self._step(self._cloning_term(experience, means), means)
+                for _ in range(args.cloning_steps):
+                    if self.gave_up:
+                        break
+                    for i in reversed(range(args.gradient_accumulation_steps)):
+                        loss = self._cloning_term(experience, means, args.gradient_accumulation_steps)
+                        self._backward(loss, means, last=i == 0)
+        means.maximum("optim/skipped_steps", self.skipped)
+
+    @property
+    def gave_up(self) -> bool:
+        """Too many steps in a row were skipped; the same on all processes."""
+        return self.skipped_in_a_row >= self.args.max_skipped_steps
 
     def score(
         self,
@@ -120,57 +151,96 @@ class Updater:
         """One pass over the rollout; `False` once a mini-batch shows that the policy has gone too far."""
         args = self.args
         for mini_batch in self._mini_batches(experience, seed):
-            drift: list[Tensor] = []
-            for micro_batch in mini_batch:
-                with self.accelerator.accumulate(self.module):
-                    loss: Tensor | float = 0.0
-                    if args.ppo_coef > 0:
-                        loss = loss + self._ppo_terms(experience, micro_batch, means, drift, first)
-                    if self.clones and args.update_schedule == "joint":
-                        loss = loss + self._cloning_term(experience, means)
-                    self._step(loss, means)
+            drift: list[float] = []
+            rounds = len(mini_batch.micro_batches)
+            for i, micro_batch in enumerate(mini_batch.micro_batches):
+                loss: Tensor | float = 0.0
+                if args.ppo_coef > 0:
+                    loss = loss + self._ppo_terms(experience, micro_batch, mini_batch.size, means, drift, first)
+                if self.clones and args.update_schedule == "joint":
+                    loss = loss + self._cloning_term(experience, means, rounds)
+                self._backward(loss, means, last=i == rounds - 1)
             first = False
+            if self.gave_up:
+                return False
             if args.target_kl is not None and self.trains_policy and self._mean(drift) > args.target_kl:
                 return False
         return True
 
-    def _mini_batches(self, experience: Experience, seed: Sequence[int]) -> Iterator[list[np.ndarray]]:
-        """Shuffled mini-batches, each as micro-batches of like lengths: less padding, the same gradient."""
-        micro = self.args.per_device_train_batch_size
-        size = micro * self.args.gradient_accumulation_steps
-        order = np.random.default_rng([*seed, self.accelerator.process_index]).permutation(len(experience))
+    def _mini_batches(self, experience: Experience, seed: Sequence[int]) -> Iterator[MiniBatch]:
+        """Shuffled mini-batches of all processes' steps, cut into micro-batches of like lengths: less padding.
+
+        All steps in a row, environment by environment, make as many equal stretches as a mini-batch has samples; each
+        mini-batch takes one step of every stretch. So every process holds the same share of each mini-batch, and which
+        steps are learned together depends on the seed alone, not on the number of processes.
+        """
+        args, processes = self.args, self.processes
+        micro = args.per_device_train_batch_size
+        size = micro * args.gradient_accumulation_steps * processes.count
+        local_envs = args.num_envs // processes.count
+        stretches = np.arange(args.num_envs * args.rollout_steps).reshape(size, -1)
+        order = np.random.default_rng(seed).permuted(stretches, axis=1).T
+        env, step = np.divmod(order.reshape(len(order), processes.count, -1), args.rollout_steps)
+        made = step < np.array(experience.steps)[None, :, None]  # where time ran out there is nothing
         lengths = np.array([len(t.response_ids) for t in experience.transitions])
-        for start in range(0, len(order), size):
-            chosen = order[start : start + size]
+        for batch in range(len(order)):
+            counts = made[batch].sum(axis=1)
+            mine = made[batch, processes.rank]
+            first_env = processes.rank * local_envs
+            chosen = step[batch, processes.rank][mine] * local_envs + env[batch, processes.rank][mine] - first_env
             chosen = chosen[np.argsort(lengths[chosen], kind="stable")]
-            yield [chosen[i : i + micro] for i in range(0, len(chosen), micro)]
+            rounds = math.ceil(counts.max() / micro)
+            if rounds:
+                yield MiniBatch([chosen[i * micro : (i + 1) * micro] for i in range(rounds)], int(counts.sum()))
 
     def _ppo_terms(
-        self, experience: Experience, chosen: np.ndarray, means: Means, drift: list[Tensor], first: bool
+        self,
+        experience: Experience,
+        chosen: np.ndarray,
+        mini_batch_size: int,
+        means: Means,
+        drift: list[float],
+        first: bool,
     ) -> Tensor | float:
         """Policy, value and KL loss of a micro-batch. A term that is off is left out, never multiplied by zero:
         the optimizer would go on moving on its momentum."""
         args = self.args
+        # Of the mini-batch's mean; `backward` divides by the accumulation steps and the processes.
+        weight = args.gradient_accumulation_steps * self.processes.count / mini_batch_size
+        filler = len(chosen) == 0
+        if filler:
+            chosen, weight = np.zeros(1, np.int64), 0.0
         scored = self.score([experience.transitions[i] for i in chosen], [experience.action_starts[i] for i in chosen])
+        advantages, returns = experience.advantages[chosen], experience.returns[chosen]
         policy_losses, stats = ppo.policy_loss(
-            scored.logprob, experience.logprob[chosen], experience.advantages[chosen], args.cliprange, args.dual_clip
+            scored.logprob, experience.logprob[chosen], advantages, args.cliprange, args.dual_clip
         )
-        value_losses = ppo.value_loss(
-            scored.value, experience.returns[chosen], experience.values[chosen], args.cliprange_value
-        )
+        value_losses = ppo.value_loss(scored.value, returns, experience.values[chosen], args.cliprange_value)
         loss: Tensor | float = 0.0
         if self.trains_policy:
-            loss = loss + args.ppo_coef * policy_losses.mean()
+            loss = loss + args.ppo_coef * weight * policy_losses.sum()
         if args.vf_coef > 0:
-            loss = loss + args.vf_coef * value_losses.mean()
+            loss = loss + args.vf_coef * weight * value_losses.sum()
         if experience.reference is not None and self.trains_policy:
             kl = _reference_kl(scored, [experience.reference[i] for i in chosen])
-            loss = loss + args.kl_coef * kl.mean()
-            means.add("loss/kl", kl)
-        drift.append(stats.approx_kl)
-        means.add("loss/policy", policy_losses)
-        means.add("loss/value", value_losses)
-        self._count_drift(experience, chosen, scored, stats, means, first)
+            loss = loss + args.kl_coef * weight * kl.sum()
+            if not filler:
+                means.add("loss/kl", kl)
+        self._look_for_nan(
+            loss,
+            {
+                "the rewards' advantages": advantages,
+                "the returns": returns,
+                "the old log-probs": experience.logprob[chosen],
+                "the log-probs (logits)": scored.logprob,
+                "the values": scored.value,
+            },
+        )
+        if not filler:
+            drift.extend(stats.approx_kl.tolist())
+            means.add("loss/policy", policy_losses)
+            means.add("loss/value", value_losses)
+            self._count_drift(experience, chosen, scored, stats, means, first)
         return loss
 
     def _count_drift(
@@ -208,11 +278,10 @@ class Updater:
                     "Train in float32 (bf16=False)." if low_precision else "Is something random left in the model?",
                 )
 
-    def _cloning_term(self, experience: Experience, means: Means) -> Tensor:
-        """Cross-entropy on a uniform draw from every label so far.
+    def _cloning_term(self, experience: Experience, means: Means, rounds: int) -> Tensor:
+        """Cross-entropy on a uniform draw from every label so far, as one of a mini-batch's `rounds` parts.
 
-        A process whose buffer is still empty runs the same passes on a filler without labels, so that all stay in
-        step; the others' weight makes up for it.
+        Each process draws from its own labels, weighted by how many of all it has; one without any runs a filler.
         """
         if len(self.buffer):
             samples = self.buffer.sample(self.args.per_device_train_batch_size)
@@ -226,26 +295,74 @@ class Updater:
         losses = cloning_loss(logprobs, positions[None] < torch.tensor(labels, device=mask.device)[:, None])
         if len(self.buffer):
             means.add("loss/cloning", losses)
-        weight = self.accelerator.num_processes / self.processes_with_labels
-        return experience.cloning_coef * weight * losses.mean()
+        weight = self.args.gradient_accumulation_steps / rounds
+        weight *= self.processes.count * len(self.buffer) / self.all_labels
+        loss = experience.cloning_coef * weight * losses.mean()
+        self._look_for_nan(loss, {"the labels' log-probs (logits)": logprobs})
+        return loss
 
-    def _step(self, loss: Tensor | float, means: Means) -> None:
-        """One backward; at the end of a mini-batch one clipped optimizer step."""
+    def _look_for_nan(self, loss: Tensor | float, tensors: Mapping[str, Tensor]) -> None:
+        if isinstance(loss, Tensor) and not torch.isfinite(loss):
+            self.not_finite = next((k for k, v in tensors.items() if not torch.isfinite(v).all()), "the loss")
+
+    def _backward(self, loss: Tensor | float, means: Means, last: bool) -> None:
+        """One backward pass; behind the `last` one of a mini-batch an optimizer step."""
         if not isinstance(loss, Tensor):
             return  # every term is off
-        if not torch.isfinite(loss):
-            raise FloatingPointError(
-                f"The loss is {loss.item()}. Look for rewards that aren't finite, lower the learning rate, or train "
-                "in float32 or bfloat16: float16 overflows."
-            )
-        means.add("loss/total", loss[None])
-        self.accelerator.backward(loss)
-        if self.accelerator.sync_gradients and self.args.max_grad_norm > 0:
-            norm = self.accelerator.clip_grad_norm_(self.module.parameters(), self.args.max_grad_norm)
-            if norm is not None:
+        finite = bool(torch.isfinite(loss))
+        if finite:
+            means.add("loss/total", loss[None])
+        self._bad_loss = self._bad_loss or not finite
+        self.accelerator.sync_gradients = last
+        # DeepSpeed's processes go through their backward passes together, and it skips such a step by itself.
+        if finite or self.processes.deepspeed:
+            self.accelerator.backward(loss)
+        if last:
+            stepped = self._deepspeed_stepped(means) if self.processes.deepspeed else self._step(means)
+            self._bad_loss = False
+            self._count_step(stepped)
+
+    def _step(self, means: Means) -> bool:
+        """One clipped step; `False`, on all processes, if a loss or gradient of any of them isn't finite."""
+        stepped = not self.processes.sum(self._bad_loss)
+        if stepped:
+            parameters = list(self.module.parameters())
+            self.processes.average_gradients(parameters)
+            norm = self.accelerator.clip_grad_norm_(parameters, self.args.max_grad_norm or math.inf)
+            if torch.isfinite(norm):
                 means.add("optim/grad_norm", float(norm))
-        self.optimizer.step()
+            else:
+                self.not_finite = f"the gradient of {self._name_of_bad_gradient()}"
+            if torch.isfinite(norm) or self.accelerator.scaler is not None:
+                self.optimizer.step()  # float16's loss scaling skips by itself, and learns from it
+                stepped = not self.optimizer.step_was_skipped
+            else:
+                stepped = False
         self.optimizer.zero_grad()
+        return stepped
+
+    def _deepspeed_stepped(self, means: Means) -> bool:
+        """DeepSpeed makes its step in the last backward pass; whether it did."""
+        engine: Any = self.module
+        norm = float(engine.get_global_grad_norm() or 0.0)
+        if math.isfinite(norm):
+            means.add("optim/grad_norm", norm)
+        return bool(engine.was_step_applied())
+
+    def _name_of_bad_gradient(self) -> str:
+        gradients = ((name, p.grad) for name, p in self.module.named_parameters() if p.grad is not None)
+        return next((name for name, gradient in gradients if not torch.isfinite(gradient).all()), "some parameter")
+
+    def _count_step(self, stepped: bool) -> None:
+        if stepped:
+            self.skipped_in_a_row = 0
+            return
+        self.skipped += 1
+        self.skipped_in_a_row += 1
+        logger.warning("An optimizer step is skipped: %s.", self.why_skipped())
+
+    def why_skipped(self) -> str:
+        return f"{self.not_finite or 'a tensor of another process'} is not finite"
 
     @contextmanager
     def _cloning_learning_rate(self) -> Iterator[None]:
@@ -261,14 +378,10 @@ class Updater:
             for group, lr in zip(self.optimizer.param_groups, before, strict=True):
                 group["lr"] = lr
 
-    def _mean(self, parts: Sequence[Tensor]) -> float:
+    def _mean(self, values: Sequence[float]) -> float:
         """Mean over these samples of all processes."""
-        values = torch.cat(list(parts))
-        total, count = reduce(torch.stack([values.sum(), values.new_tensor(len(values))]), reduction="sum")
-        return float(total / count)
-
-    def _sum_over_processes(self, number: int) -> int:
-        return int(reduce(torch.tensor([number], device=self.accelerator.device), reduction="sum"))
+        sums = self.processes.gather((sum(values), len(values)))
+        return sum(total for total, _ in sums) / sum(count for _, count in sums)
 
 
 def _reference_kl(scored: ScoredBatch, reference: Sequence[Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..types import Correction, CorrectionRequest, Response
+from ..types import Correction, CorrectionRequest, Response, Share
 from .answers import judge_parts
 from .base import Corrector, CorrectorWrapper, request_digest
 
@@ -102,8 +102,8 @@ def report(grades: Iterable[Grade]) -> AuditReport:
     )
 
 
-def _share(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
+def _share(part: int, whole: int) -> Share | None:
+    return Share(part, whole) if whole else None
 
 
 def audit(corrector: Corrector, requests: Sequence[CorrectionRequest]) -> AuditReport:

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from PIL import Image
 
-from ..types import Correction, CorrectionRequest
+from ..types import Correction, CorrectionRequest, Share
 from .audit import is_true
 from .base import FALLBACK, BudgetExhausted, Corrector, CorrectorWrapper, failed, failure_kind
 from .budget import Budget, Limits, picture_tokens, price_of
@@ -228,7 +228,7 @@ class OpenAICorrector:
             others = self._fallback.metrics()
             values |= {f"corrector/fallback_{name.removeprefix('corrector/')}": n for name, n in others.items()}
         if self.verify_with_truth:
-            values["corrector/verified_with_truth"] = 1.0
+            values["corrector/verified_with_truth"] = Share(1, 1)
         return values
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,0 +1,243 @@
+"""What the tests of several processes start through `accelerate launch`: `launched.py FOLDER SCENARIO…`.
+
+FOLDER holds the toy model in `toy/`. Each scenario is a run, or a few, on the toy world; process 0 writes what came of
+it to `FOLDER/<scenario>.pkl`.
+"""
+
+import os
+import pickle
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import torch
+from peft import LoraConfig
+from toy import ColourEnv, ColourTask
+
+from trl_gtr import ppo
+from trl_gtr.config import GTRConfig
+from trl_gtr.correctors import ExpertCorrector
+from trl_gtr.trainer import GTRTrainer
+
+# Depend on the machine, not on the run.
+UNSTEADY = ("time/", "speed/", "memory/", "corrector/latency")
+
+
+def make_trainer(folder, name, task=None, corrector="expert", peft_config=None, **overrides):
+    args = {
+        "output_dir": str(folder / name),
+        "report_to": "none",
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "gradient_checkpointing": False,
+        "num_envs": 4,
+        "rollout_steps": 8,
+        "total_env_steps": 64,
+        "per_device_train_batch_size": 8 // int(os.environ.get("WORLD_SIZE", "1")),
+        "gradient_accumulation_steps": 2,
+        "per_device_eval_batch_size": 8,
+        "num_ppo_epochs": 2,
+        "learning_rate": 1e-3,
+        "temperature": 1.0,
+        "max_completion_length": 12,
+        "value_head_sizes": [16],
+        **overrides,
+    }
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        args["ddp_backend"] = "gloo"
+    else:
+        args["use_cpu"] = True
+    if corrector == "expert":
+        corrector = ExpertCorrector()
+    return GTRTrainer(
+        str(folder / "toy"), GTRConfig(**args), task or ColourTask(length=3), corrector, peft_config=peft_config
+    )
+
+
+def steady(log_history):
+    return [{k: v for k, v in entry.items() if not k.startswith(UNSTEADY)} for entry in log_history]
+
+
+def weights(trainer):
+    return {name: p.detach().clone() for name, p in trainer.trained.named_parameters()}
+
+
+def alike_everywhere(trainer):
+    """Whether all processes hold the same weights, to the last bit."""
+    everybody = trainer.processes.gather([p.detach().double().sum().item() for p in trainer.trained.parameters()])
+    return all(sums == everybody[0] for sums in everybody)
+
+
+# --- one recorded run, again ---------------------------------------------------------------------------------------
+
+
+def recorded_run(folder, rollouts=None):
+    """Three updates. The rollouts are handed in, or played and recorded; only environment 0 is ever corrected."""
+    trainer = make_trainer(
+        folder,
+        "recorded",
+        ColourTask(length=3, terminates=False),  # every episode ends in a state whose value is asked for
+        total_env_steps=96,
+        kl_coef=0.1,
+        target_kl=10.0,
+        value_gradient_to_trunk=True,
+    )
+    # What is drawn must not depend on how many draw it.
+    trainer.buffer.sample = lambda n: [list(trainer.buffer.samples())[-1]] * n
+    recorded, play = [], trainer.collector.collect
+    own = range(trainer.collector.first_index, trainer.collector.first_index + trainer.collector.envs.num_envs)
+
+    def collect(*args, **kwargs):
+        if rollouts is None:
+            rollout = play(*args, **kwargs)
+            pairs = zip(rollout.transitions, rollout.corrections, strict=True)
+            rollout.corrections = [correction if step.env_index == 0 else None for step, correction in pairs]
+            recorded.append(rollout)
+            return rollout
+        whole = rollouts[trainer.state.global_step]
+        mine = [i for i, step in enumerate(whole.transitions) if step.env_index in own]
+        return replace(
+            whole,
+            transitions=[whole.transitions[i] for i in mine],
+            corrections=[whole.corrections[i] for i in mine],
+            last_images=[whole.last_images[i] for i in own],
+            last_prompts=[whole.last_prompts[i] for i in own],
+            episodes=[episode for episode in whole.episodes if episode[0].env_index in own],
+            times=dict(whole.times),
+        )
+
+    trainer.collector.collect = collect
+    trainer.train()
+    return trainer, recorded
+
+
+def replay(folder):
+    trainer, _ = recorded_run(folder, pickle.loads((folder / "rollouts.pkl").read_bytes()))
+    return {
+        "num_processes": trainer.accelerator.num_processes,
+        "distributed_type": trainer.accelerator.distributed_type.value,
+        "weights": weights(trainer),
+        "alike": alike_everywhere(trainer),
+        "labels": trainer.processes.gather(len(trainer.buffer)),
+        "log": steady(trainer.state.log_history),
+    }
+
+
+# --- what might put processes out of step --------------------------------------------------------------------------
+
+
+def settings(folder):
+    """Settings under which a part of the network gets no gradient."""
+    variants = {
+        "separate": {"update_schedule": "separate", "cloning_steps": 2},
+        "cloning_only": {"ppo_coef": 0.0},
+        "no_value": {"vf_coef": 0.0},
+        "warm_up": {"value_warmup_updates": 1, "thought_cloning_coef": 0.0, "corrector": None},
+        "adapter": {"peft_config": LoraConfig(r=2, target_modules=["q_proj", "v_proj"]), "kl_coef": 0.1},
+        "checkpointing": {"gradient_checkpointing": True},
+        "early_stop": {"target_kl": 1e-9},
+    }
+    outcome = {}
+    for name, variant in variants.items():
+        trainer = make_trainer(folder, name, total_env_steps=32, **variant)
+        trainer.train()
+        outcome[name] = alike_everywhere(trainer), steady(trainer.state.log_history)
+    return outcome
+
+
+class SlowEnv(ColourEnv):
+    """A second for each step of the first five."""
+
+    slow_steps = 5
+
+    def step(self, action):
+        if self.slow_steps:
+            self.slow_steps -= 1
+            time.sleep(1.0)
+        return super().step(action)
+
+
+class SlowTask(ColourTask):
+    def make_env(self, *, evaluation=False):
+        return SlowEnv(length=3) if os.environ["RANK"] == "1" else ColourEnv(length=3)
+
+
+def slow_process(folder):
+    """Environments of process 1 take a second a step; it has five seconds."""
+    trainer = make_trainer(
+        folder, "slow", SlowTask(), num_envs=2, rollout_steps=16, total_env_steps=64, rollout_timeout=4.5
+    )
+    trainer.train()
+    return {"alike": alike_everywhere(trainer), "log": trainer.state.log_history}
+
+
+def bad_number(folder):
+    """The loss of process 1 is NaN, once."""
+    calls, real = iter(range(1000)), ppo.policy_loss
+
+    def policy_loss(*args):
+        losses, stats = real(*args)
+        return (losses * float("nan") if next(calls) == 2 else losses), stats
+
+    trainer = make_trainer(folder, "bad_number")
+    with mock.patch.object(ppo, "policy_loss", policy_loss if os.environ["RANK"] == "1" else real):
+        trainer.train()
+    return {"alike": alike_everywhere(trainer), "log": trainer.state.log_history}
+
+
+# --- resuming ------------------------------------------------------------------------------------------------------
+
+
+def resume(folder):
+    """Four updates at once, and two of them again from a checkpoint."""
+    saving = {"total_env_steps": 128, "save_strategy": "steps", "save_steps": 2}
+    whole = make_trainer(folder, "whole", **saving)
+    whole.train()
+    resumed = make_trainer(folder, "resumed", **saving)
+    resumed.train(resume_from_checkpoint=str(folder / "whole" / "checkpoint-2"))
+    first, second = weights(whole), weights(resumed)
+    return {
+        "distributed_type": whole.accelerator.distributed_type.value,
+        "difference": max(float((first[name] - second[name]).abs().max()) for name in first),
+        "logs": (steady(whole.state.log_history), steady(resumed.state.log_history)),
+    }
+
+
+def signalled(folder):
+    """Process 1 gets a SIGTERM in the second rollout; both stop. Nothing can follow in this launch."""
+    trainer = make_trainer(folder, "signalled", total_env_steps=128, save_strategy="steps", save_steps=100)
+    play = trainer.collector.collect
+
+    def collect(*args, **kwargs):
+        if trainer.state.global_step == 1 and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return play(*args, **kwargs)
+
+    trainer.collector.collect = collect
+    try:
+        trainer.train()
+    except SystemExit as stop:
+        (folder / f"status_{os.environ['RANK']}").write_text(str(stop.code))
+        raise
+
+
+def long_run(folder):
+    """Twenty updates, each saved; goes on where an earlier one was ended."""
+    trainer = make_trainer(
+        folder, "long", total_env_steps=640, save_strategy="steps", save_steps=1, save_total_limit=2
+    )
+    trainer.train(resume_from_checkpoint=any((folder / "long").glob("checkpoint-*")))
+    return {"log": steady(trainer.state.log_history)}
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    for scenario in sys.argv[2:]:
+        outcome = globals()[scenario](folder)
+        if os.environ.get("RANK", "0") == "0":
+            (folder / f"{scenario}.pkl").write_bytes(pickle.dumps(outcome))
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

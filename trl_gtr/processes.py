@@ -1,0 +1,94 @@
+"""What the processes of one run say to each other: sums, gradients, and a barrier that names who is late.
+
+Small things go over a gloo group of their own: it can tell which process is missing, which NCCL can't.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.utils import DistributedType
+from torch import Tensor, nn
+
+logger = logging.getLogger(__name__)
+
+_BUCKET = 2**25
+"""Numbers that travel in one collective."""
+
+
+class Processes:
+    """All processes of the run, seen from one of them. Every method must be called by all.
+
+    Args:
+        accelerator: Of the trainer.
+        timeout: Seconds after which a process that doesn't come to a meeting ends the run (`ddp_timeout`).
+    """
+
+    def __init__(self, accelerator: Accelerator, timeout: float) -> None:
+        self.rank, self.count = accelerator.process_index, accelerator.num_processes
+        self.timeout = timeout
+        self.deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
+        self.zero3 = self.deepspeed and accelerator.state.deepspeed_plugin.zero_stage == 3
+        self._group = None
+        if self.count > 1:
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+
+    def gather(self, value: Any) -> list[Any]:
+        """Everybody's `value`, in the order of the ranks."""
+        values = [value]
+        if self.count > 1:
+            values = [None] * self.count
+            dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def sum(self, number: float) -> float:
+        return sum(self.gather(number))
+
+    def meet(self, occasion: str) -> float:
+        """Wait for everybody; seconds that it took. Names those who don't come within the time-out."""
+        start = time.perf_counter()
+        if self.count > 1:
+            try:
+                dist.monitored_barrier(self._group, timedelta(seconds=self.timeout), wait_all_ranks=True)
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"Process {self.rank} waited {self.timeout:g} s for the others at the end of the {occasion}: "
+                    f"{error} Look at what they do, lower `rollout_timeout` or raise `ddp_timeout`."
+                ) from error
+        return time.perf_counter() - start
+
+    def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Put the mean of all processes' gradients into each one's.
+
+        In one go at the end of a mini-batch, not by DDP's hooks during the backward pass: those expect each backward
+        pass to follow one forward pass and to reach every parameter, and neither is so here.
+        """
+        if self.count == 1 or self.deepspeed:
+            return
+        for bucket in _buckets(p.grad for p in parameters if p.grad is not None):
+            flat = torch.cat([gradient.flatten() for gradient in bucket])
+            dist.all_reduce(flat)
+            flat /= self.count
+            for gradient, mean in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+                gradient.copy_(mean.view_as(gradient))
+
+
+def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """In order, each bucket of one dtype and not much larger than `_BUCKET`."""
+    bucket: list[Tensor] = []
+    size = 0
+    for gradient in gradients:
+        if bucket and (size >= _BUCKET or gradient.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(gradient)
+        size += gradient.numel()
+    if bucket:
+        yield bucket
