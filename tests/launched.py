@@ -168,7 +168,7 @@ class SlowTask(ColourTask):
 def slow_process(folder):
     """Environments of process 1 take a second a step; it has five seconds."""
     trainer = make_trainer(
-        folder, "slow", SlowTask(), num_envs=2, rollout_steps=16, total_env_steps=64, rollout_timeout=4.5
+        folder, "slow", SlowTask(), num_envs=2, rollout_steps=16, total_env_steps=64, rollout_timeout=5.0
     )
     trainer.train()
     return {"alike": alike_everywhere(trainer), "log": trainer.state.log_history}

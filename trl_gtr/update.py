@@ -324,22 +324,24 @@ class Updater:
 
     def _step(self, means: Means) -> bool:
         """One clipped step; `False`, on all processes, if a loss or gradient of any of them isn't finite."""
-        stepped = not self.processes.sum(self._bad_loss)
-        if stepped:
-            parameters = list(self.module.parameters())
-            self.processes.average_gradients(parameters)
-            norm = self.accelerator.clip_grad_norm_(parameters, self.args.max_grad_norm or math.inf)
-            if torch.isfinite(norm):
-                means.add("optim/grad_norm", float(norm))
-            else:
-                self.not_finite = f"the gradient of {self._name_of_bad_gradient()}"
-            if torch.isfinite(norm) or self.accelerator.scaler is not None:
-                self.optimizer.step()  # float16's loss scaling skips by itself, and learns from it
-                stepped = not self.optimizer.step_was_skipped
-            else:
-                stepped = False
+        if self.processes.sum(self._bad_loss):
+            self.optimizer.zero_grad()
+            return False
+        parameters = [p for p in self.module.parameters() if p.grad is not None]
+        self.processes.average_gradients(parameters)
+        self.accelerator.unscale_gradients()
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        finite = bool(torch.isfinite(norm))
+        if not finite:
+            self.not_finite = f"the gradient of {self._name_of_bad_gradient()}"
+        else:
+            means.add("optim/grad_norm", float(norm))
+            if self.args.max_grad_norm > 0:
+                nn.utils.clip_grads_with_norm_(parameters, self.args.max_grad_norm, norm)
+        if finite or self.accelerator.scaler is not None:  # float16's loss scaling skips by itself, and learns from it
+            self.optimizer.step()
         self.optimizer.zero_grad()
-        return stepped
+        return finite
 
     def _deepspeed_stepped(self, means: Means) -> bool:
         """DeepSpeed makes its step in the last backward pass; whether it did."""
