@@ -227,7 +227,7 @@ def agent(tmp_path: Path) -> Path:
     """What a finished run on EZPoints leaves behind, as far as it is looked at before a model is loaded."""
     folder = tmp_path / "ezpoints_run" / "checkpoint-1"
     folder.mkdir(parents=True)
-    save_value_head(folder, ValueHead(8, [4]), "ezpoints")
+    save_value_head(folder, ValueHead(8, [4]).state_dict(), "ezpoints")
     (folder / "config.json").write_text((tiny_llava.path() / "config.json").read_text())
     return folder
 

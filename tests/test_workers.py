@@ -231,7 +231,7 @@ def test_a_lost_episode_is_counted_and_no_failure() -> None:
     assert (lost.reward, lost.truncated, lost.bootstrap) == (0.0, True, False)
     means = Means()
     count_rollout(rollout, task, means)
-    metrics = means.reduce(1)
+    metrics = means.reduce()
     assert metrics["episode/worker_lost"] == pytest.approx(1 / len(rollout.episodes))
     assert metrics["episode/success"] == 1.0
 
