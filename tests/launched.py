@@ -62,7 +62,9 @@ def steady(log_history):
 
 
 def weights(trainer):
-    return {name: p.detach().clone() for name, p in trainer.trained.named_parameters()}
+    """Whole, on process 0."""
+    state = trainer.accelerator.get_state_dict(trainer.model) if trainer.is_deepspeed_enabled else None
+    return {name: tensor.detach().clone() for name, tensor in (state or trainer.trained.state_dict()).items()}
 
 
 def alike_everywhere(trainer):
@@ -74,16 +76,20 @@ def alike_everywhere(trainer):
 # --- one recorded run, again ---------------------------------------------------------------------------------------
 
 
-def recorded_run(folder, rollouts=None):
+SCHEDULES = {
+    "joint": {"kl_coef": 0.1, "target_kl": 10.0, "value_gradient_to_trunk": True},
+    "separate": {"update_schedule": "separate", "cloning_steps": 2, "value_warmup_updates": 1},
+}
+
+
+def recorded_run(folder, schedule, rollouts=None):
     """Three updates. The rollouts are handed in, or played and recorded; only environment 0 is ever corrected."""
     trainer = make_trainer(
         folder,
         "recorded",
         ColourTask(length=3, terminates=False),  # every episode ends in a state whose value is asked for
         total_env_steps=96,
-        kl_coef=0.1,
-        target_kl=10.0,
-        value_gradient_to_trunk=True,
+        **SCHEDULES[schedule],
     )
     # What is drawn must not depend on how many draw it.
     trainer.buffer.sample = lambda n: [list(trainer.buffer.samples())[-1]] * n
@@ -115,7 +121,12 @@ def recorded_run(folder, rollouts=None):
 
 
 def replay(folder):
-    trainer, _ = recorded_run(folder, pickle.loads((folder / "rollouts.pkl").read_bytes()))
+    rollouts = pickle.loads((folder / "rollouts.pkl").read_bytes())
+    return {schedule: replay_one(folder, schedule, recorded) for schedule, recorded in rollouts.items()}
+
+
+def replay_one(folder, schedule, rollouts):
+    trainer, _ = recorded_run(folder, schedule, rollouts)
     return {
         "num_processes": trainer.accelerator.num_processes,
         "distributed_type": trainer.accelerator.distributed_type.value,

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launched import recorded_run, steady, weights
+from launched import SCHEDULES, recorded_run, steady, weights
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "examples" / "accelerate_configs"
@@ -42,6 +42,10 @@ def outcome(folder, scenario):
     return pickle.loads((folder / f"{scenario}.pkl").read_bytes())
 
 
+def largest_difference(weights, others):
+    return max(float((weights[name] - others[name]).abs().max()) for name in others)
+
+
 @pytest.fixture(scope="module")
 def folder(toy_checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("launched")
@@ -53,33 +57,40 @@ def folder(toy_checkpoint, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def two_processes(folder):
-    """One launch with everything that two processes are tested with; the run on one process that is replayed."""
-    alone, rollouts = recorded_run(folder)
-    (folder / "rollouts.pkl").write_bytes(pickle.dumps(rollouts))
+def two_processes(folder, alone):
+    """One launch with everything that two processes are tested with: its status and what it printed."""
     status, output = launch(folder, "replay", "settings", "slow_process", "bad_number", "resume", "signalled")
-    return alone, status, output
+    return status, output
 
 
-def test_two_processes_train_the_same_as_one(two_processes, folder):
-    alone, _, output = two_processes
-    assert (folder / "replay.pkl").is_file(), output
-    both = outcome(folder, "replay")
+@pytest.fixture(scope="module")
+def alone(folder):
+    """The runs on one process that are replayed, by schedule."""
+    runs = {schedule: recorded_run(folder, schedule) for schedule in SCHEDULES}
+    (folder / "rollouts.pkl").write_bytes(
+        pickle.dumps({schedule: rollouts for schedule, (_, rollouts) in runs.items()})
+    )
+    return {schedule: (weights(trainer), steady(trainer.state.log_history)) for schedule, (trainer, _) in runs.items()}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_two_processes_train_the_same_as_one(alone, two_processes, folder, schedule):
+    assert (folder / "replay.pkl").is_file(), two_processes[1]
+    both = outcome(folder, "replay")[schedule]
     assert (both["num_processes"], both["distributed_type"]) == (2, "MULTI_CPU")
     assert both["alike"]
     assert both["labels"][0] > 0
     assert both["labels"][1] == 0  # process 1 has no correction in the whole run
-    reference = weights(alone)
-    assert max(float((both["weights"][name] - reference[name]).abs().max()) for name in reference) < 1e-4
+    reference, logs = alone[schedule]
+    assert largest_difference(both["weights"], reference) < 1e-4
     # Means, shares, and what no mean of means could give: diagnostics over all texts, explained variance.
-    logs = steady(alone.state.log_history)
     assert [set(entry) for entry in both["log"]] == [set(entry) for entry in logs]
     for one, two in zip(logs, both["log"], strict=True):
         assert two == pytest.approx(one, rel=1e-3, abs=1e-4)
 
 
 def test_processes_stay_alike_where_a_part_of_the_network_is_not_trained(two_processes, folder):
-    assert (folder / "settings.pkl").is_file(), two_processes[2]
+    assert (folder / "settings.pkl").is_file(), two_processes[1]
     found = outcome(folder, "settings")
     assert {name: alike for name, (alike, _) in found.items()} == dict.fromkeys(found, True)
     assert found["early_stop"][1][0]["policy/epochs"] == 1
@@ -88,7 +99,7 @@ def test_processes_stay_alike_where_a_part_of_the_network_is_not_trained(two_pro
 
 
 def test_a_slow_process_hands_in_less_and_the_run_goes_on(two_processes, folder):
-    _, _, output = two_processes
+    _, output = two_processes
     assert (folder / "slow_process.pkl").is_file(), output
     slow = outcome(folder, "slow_process")
     assert slow["alike"]
@@ -101,14 +112,14 @@ def test_a_slow_process_hands_in_less_and_the_run_goes_on(two_processes, folder)
 
 
 def test_a_bad_number_on_one_process_skips_the_step_of_both(two_processes, folder):
-    assert (folder / "bad_number.pkl").is_file(), two_processes[2]
+    assert (folder / "bad_number.pkl").is_file(), two_processes[1]
     bad = outcome(folder, "bad_number")
     assert bad["alike"]
     assert [entry["optim/skipped_steps"] for entry in bad["log"]] == [1, 0]
 
 
 def test_two_processes_resume_exactly(two_processes, folder):
-    assert (folder / "resume.pkl").is_file(), two_processes[2]
+    assert (folder / "resume.pkl").is_file(), two_processes[1]
     resumed = outcome(folder, "resume")
     assert resumed["difference"] == 0
     whole, again = resumed["logs"]
@@ -116,7 +127,7 @@ def test_two_processes_resume_exactly(two_processes, folder):
 
 
 def test_a_signal_to_one_process_stops_both_with_a_checkpoint(two_processes, folder):
-    _, status, output = two_processes
+    status, output = two_processes
     assert status != 0
     assert [(folder / f"status_{rank}").read_text() for rank in (0, 1)] == ["143", "143"], output
     assert (folder / "signalled" / "checkpoint-1" / "gtr_contents.json").is_file()
@@ -192,16 +203,18 @@ def test_a_run_that_is_killed_again_and_again_is_the_same_run(killed_run, tmp_pa
 
 
 @pytest.mark.parametrize("config", ["zero2", "zero3"])
-def test_deepspeed_trains_saves_and_resumes(folder, config):
+def test_deepspeed_trains_the_same_saves_and_resumes(alone, folder, config, monkeypatch):
     pytest.importorskip("deepspeed", reason="needs the extra trl-gtr[deepspeed]")
-    shutil.rmtree(folder / "whole", ignore_errors=True)
-    (folder / "resume.pkl").unlink(missing_ok=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DS_ACCELERATOR", "cpu")
-        status, output = launch(folder, "resume", config=config)
+    for old in ("replay.pkl", "resume.pkl"):
+        (folder / old).unlink(missing_ok=True)
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    status, output = launch(folder, "replay", "resume", config=config)
     assert status == 0, output
+    for schedule, both in outcome(folder, "replay").items():
+        assert (both["num_processes"], both["distributed_type"]) == (2, "DEEPSPEED")
+        assert largest_difference(both["weights"], alone[schedule][0]) < 1e-4
     resumed = outcome(folder, "resume")
-    assert resumed["distributed_type"] == "DEEPSPEED"
+    assert resumed["difference"] == 0
     whole, again = resumed["logs"]
     assert again == whole
     assert len(whole) == 4

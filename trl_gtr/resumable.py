@@ -86,7 +86,7 @@ class ResumableTrainer(PPOBridge):
                 shutil.rmtree(incomplete, ignore_errors=True)
             listed = "; ".join(f"process {rank}: {fault}" for rank, fault in enumerate(faults) if fault)
             raise OSError(
-                f"{final} could not be written ({listed}). Earlier checkpoints are as they were: make room and resume."
+                f"{final} could not be written ({listed}). Earlier checkpoints are as they were: mend that and resume."
             ) from error
 
     def _save_run_state(self, folder: Path) -> None:

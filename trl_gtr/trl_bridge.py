@@ -104,7 +104,7 @@ class PPOBridge(PPOTrainer):
         self._value_head = value_head
         eos = model.generation_config.eos_token_id
         mini_batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
-        with _mixed_precision_from(args):
+        with _environment_from(args):
             super().__init__(
                 args=args,
                 processing_class=processing_class,
@@ -199,9 +199,9 @@ class PPOBridge(PPOTrainer):
     def value_head_state(self) -> dict[str, torch.Tensor]:
         """To be asked on all processes; under ZeRO-3 each holds a part."""
         if self.is_deepspeed_enabled:
-            from deepspeed.zero import GatheredParameters
+            import deepspeed
 
-            with GatheredParameters(list(self.trained.value_head.parameters())):
+            with deepspeed.zero.GatheredParameters(list(self.trained.value_head.parameters())):
                 return {name: tensor.detach().clone() for name, tensor in self.trained.value_head.state_dict().items()}
         return self.trained.value_head.state_dict()
 
@@ -250,17 +250,22 @@ def _below(prefix: str, state: Any) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def _mixed_precision_from(args: Any) -> Iterator[None]:
-    """The parent builds its Accelerator from the environment alone; say there what `args` ask for."""
-    before = os.environ.get("ACCELERATE_MIXED_PRECISION")
-    os.environ["ACCELERATE_MIXED_PRECISION"] = args.mixed_precision
+def _environment_from(args: Any) -> Iterator[None]:
+    """The parent builds its Accelerator from the environment; say there what `args` ask for, not the launcher."""
+    wanted = {
+        "ACCELERATE_MIXED_PRECISION": args.mixed_precision,
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(args.gradient_accumulation_steps),
+    }
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["ACCELERATE_MIXED_PRECISION"]
-        else:
-            os.environ["ACCELERATE_MIXED_PRECISION"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def silence_dropout(model: nn.Module) -> None:
