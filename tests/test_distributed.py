@@ -210,9 +210,10 @@ def test_deepspeed_trains_the_same_saves_and_resumes(alone, folder, config, monk
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     status, output = launch(folder, "replay", "resume", config=config)
     assert status == 0, output
-    for schedule, both in outcome(folder, "replay").items():
-        assert (both["num_processes"], both["distributed_type"]) == (2, "DEEPSPEED")
-        assert largest_difference(both["weights"], alone[schedule][0]) < 1e-4
+    both = outcome(folder, "replay")["joint"]
+    assert (both["num_processes"], both["distributed_type"]) == (2, "DEEPSPEED")
+    # Not so with separate phases: DeepSpeed steps every parameter, those without a gradient by their momentum.
+    assert largest_difference(both["weights"], alone["joint"][0]) < 1e-4
     resumed = outcome(folder, "resume")
     assert resumed["difference"] == 0
     whole, again = resumed["logs"]
