@@ -34,6 +34,7 @@ _EXPORTS = {
     "OpenAICorrector": "correctors",
     "RecordedCorrector": "correctors",
     "make_corrector": "correctors",
+    "write_report": "report",
 }
 
 __all__ = [*sorted(_EXPORTS), "__version__"]
@@ -53,6 +54,7 @@ if TYPE_CHECKING:  # "X as X" is how a typed package says that X is public
     )
     from .evaluation import evaluate_agent as evaluate_agent
     from .models import lora_target_modules as lora_target_modules
+    from .report import write_report as write_report
     from .tasks import Task as Task, make_task as make_task
     from .thought_format import ThoughtFormat as ThoughtFormat
     from .trainer import GTRTrainer as GTRTrainer

@@ -1,6 +1,6 @@
 """From the folders of runs to one self-contained page: curves, episodes to look at, collapse, settings.
 
-    from trl_gtr.report import write_report
+    from trl_gtr import write_report
 
     write_report(["runs/points24"])
 
