@@ -92,3 +92,25 @@ def test_every_own_field_has_a_help_text_and_the_command_line_knows_it():
     assert args.thought_prob_coef == 0.2
     assert args.value_head_sizes == [16, 8]
     HfArgumentParser(GTRConfig).format_help()
+
+
+def test_fsdp_is_refused_however_it_is_asked_for(monkeypatch):
+    with pytest.raises(ValueError, match="FSDP is not supported"):
+        make(fsdp="full_shard")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ValueError, match="FSDP is not supported"):
+        make()
+
+
+def test_a_rollout_has_a_deadline_only_where_others_wait():
+    assert make().rollout_deadline == float("inf")
+    assert make(rollout_timeout=5.0).rollout_deadline == 5.0
+    with pytest.raises(ValueError, match="`rollout_timeout` must be positive"):
+        make(rollout_timeout=0.0)
+
+
+def test_a_resumed_run_may_be_longer_and_log_otherwise_but_not_learn_otherwise():
+    settings = make().resume_settings()
+    assert make(total_env_steps=99, logging_steps=7, rollout_timeout=3.0).resume_settings() == settings
+    assert make(learning_rate=0.1).resume_settings() != settings
+    assert make(seed=1).resume_settings() != settings

@@ -202,20 +202,33 @@ def test_a_run_that_is_killed_again_and_again_is_the_same_run(killed_run, tmp_pa
 # --- DeepSpeed -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", ["zero2", "zero3"])
-def test_deepspeed_trains_the_same_saves_and_resumes(alone, folder, config, monkeypatch):
+@pytest.fixture
+def deepspeed(folder, monkeypatch):
     pytest.importorskip("deepspeed", reason="needs the extra trl-gtr[deepspeed]")
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     for old in ("replay.pkl", "resume.pkl"):
         (folder / old).unlink(missing_ok=True)
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    status, output = launch(folder, "replay", "resume", config=config)
+
+
+def check_resumed(found):
+    assert found["distributed_type"] == "DEEPSPEED"
+    assert found["difference"] == 0
+    whole, again = found["logs"]
+    assert again == whole
+    assert len(whole) == 4
+
+
+def test_deepspeed_zero2_trains_the_same_saves_and_resumes(deepspeed, alone, folder):
+    status, output = launch(folder, "replay", "resume", config="zero2")
     assert status == 0, output
     both = outcome(folder, "replay")["joint"]
     assert (both["num_processes"], both["distributed_type"]) == (2, "DEEPSPEED")
     # Not so with separate phases: DeepSpeed steps every parameter, those without a gradient by their momentum.
     assert largest_difference(both["weights"], alone["joint"][0]) < 1e-4
-    resumed = outcome(folder, "resume")
-    assert resumed["difference"] == 0
-    whole, again = resumed["logs"]
-    assert again == whole
-    assert len(whole) == 4
+    check_resumed(outcome(folder, "resume"))
+
+
+def test_deepspeed_zero3_trains_saves_and_resumes(deepspeed, folder):
+    status, output = launch(folder, "resume", config="zero3")
+    assert status == 0, output
+    check_resumed(outcome(folder, "resume"))

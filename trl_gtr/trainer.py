@@ -487,6 +487,8 @@ class GTRTrainer(ResumableTrainer):
         count_rollout(rollout, self.task, means)
         for name, value in seconds.items():
             means.add(f"time/{name}", value)
+        for name, value in _memory().items():
+            means.maximum(name, value)
         means.add("value/mean", experience.values)
         means.add("value/return", experience.returns)
         metrics = means.reduce(gather)
@@ -506,7 +508,6 @@ class GTRTrainer(ResumableTrainer):
             "buffer/size": int(self.processes.sum(len(self.buffer))),
             "buffer/images": int(self.processes.sum(self.buffer.num_images)),
             "speed/steps_per_second": sum(experience.steps) * self.collector.envs.num_envs / slowest,
-            **{name: max(each[name] for each in memory) for memory in [gather(_memory())] for name in memory[0]},
         }
 
     def corrections_dataset(self) -> Any:
