@@ -2,8 +2,8 @@
 
     accelerate launch --config_file examples/accelerate_configs/cpu_2proc.yaml examples/benchmarks/two_processes.py
 
-1. The same number of environments on one process with one thread, on one with two threads, and on two processes with
-   one thread each; the other process sleeps meanwhile.
+1. The same number of environments on one process and on two, with one thread each; with `--two_threads` also on one
+   process with two threads, which an idle machine likes and a busy one hates. The other process sleeps meanwhile.
 2. The cost model of docs/scaling: a vector step takes a + b · environments. Fitted to the smallest and the largest
    number of environments, it is compared with what lies between.
 """
@@ -31,18 +31,20 @@ def make_collector(policy: VLMPolicy, model: object, num_envs: int, first_index:
     return RolloutCollector(task, generate, ExpertCorrector(), num_envs=num_envs, first_index=first_index)
 
 
-def seconds(collector: RolloutCollector, steps: int, threads: int = 1) -> float:
+def seconds(collector: RolloutCollector, steps: int, threads: int = 1) -> tuple[float, float]:
+    """Of the clock, and of this process's CPU: what the clock would say if nobody else wanted the cores."""
     torch.set_num_threads(threads)
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     collector.collect(steps)
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - cpu
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--envs", type=int, default=16, help="environments, all processes together")
+    parser.add_argument("--envs", type=int, default=64, help="environments, all processes together")
     parser.add_argument("--steps", type=int, default=4, help="vector steps for each measurement")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each kind, in turns; medians are shown")
+    parser.add_argument("--two_threads", action="store_true", help="measure one process with two threads too")
     args = parser.parse_args()
     processes = Processes(Accelerator(cpu=True), timeout=1800)
     if processes.count != 2:
@@ -54,37 +56,43 @@ def main() -> None:
     for collector in (whole, part):
         collector.collect(1)  # so that hands and cards are known, as they are in a run
 
-    walls: dict[str, list[float]] = {"one process": [], "one, two threads": [], "two processes": []}
+    kinds = {"one process": 1, **({"one, two threads": 2} if args.two_threads else {})}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in (*kinds, "two processes")}
     for _ in range(args.rounds):
-        for name, threads in (("one process", 1), ("one, two threads", 2)):
+        for name, threads in kinds.items():
             processes.meet("round")
-            walls[name].append(max(processes.gather(seconds(whole, args.steps, threads) if not processes.rank else 0)))
+            own = seconds(whole, args.steps, threads) if processes.rank == 0 else (0.0, 0.0)
+            times[name].append(slowest(processes.gather(own)))
         processes.meet("round")
-        walls["two processes"].append(max(processes.gather(seconds(part, args.steps))))
-    sizes = (args.envs // 4, args.envs // 2, args.envs)
+        times["two processes"].append(slowest(processes.gather(seconds(part, args.steps))))
     step = {}
-    for size in sizes:
+    for size in (args.envs // 4, args.envs // 2, args.envs):
         collector = make_collector(policy, model, size)
         collector.collect(1)
         processes.meet("size")
-        step[size] = processes.gather(seconds(collector, args.steps) / args.steps if not processes.rank else 0)[0]
+        step[size] = seconds(collector, args.steps)[1] / args.steps if processes.rank == 0 else 0.0
     if processes.rank == 0:
-        report(Console(), args, walls, step)
+        report(Console(width=120), times, step)
 
 
-def report(console: Console, args: argparse.Namespace, walls: dict[str, list[float]], step: dict[int, float]) -> None:
-    base = median(walls["one process"])
-    for name, times in walls.items():
-        console.print(
-            f"{name:>16}: {args.envs * args.steps / median(times):5.1f} steps/s, {base / median(times):.2f} × one "
-            f"process (rounds: {', '.join(f'{t:.1f} s' for t in times)})"
-        )
+def slowest(each: list[tuple[float, float]]) -> tuple[float, float]:
+    walls, cpus = zip(*each, strict=True)
+    return max(walls), max(cpus)
+
+
+def report(console: Console, times: dict[str, list[tuple[float, float]]], step: dict[int, float]) -> None:
+    for name, measured in times.items():
+        rounds = list(zip(times["one process"], measured, strict=True))
+        wall, cpu = (median(one[i] / other[i] for one, other in rounds) for i in (0, 1))
+        shown = ", ".join(f"{clock:.1f} s ({used:.1f} s of CPU)" for clock, used in measured)
+        console.print(f"{name}: {shown}")
+        console.print(f"    {wall:.2f} times as fast as one process by the clock, {cpu:.2f} by CPU seconds")
     small, middle, large = sorted(step)
     slope = (step[large] - step[small]) / (large - small)
     start = step[small] - slope * small
     predicted = start + slope * middle
     console.print(
-        f"A vector step of E environments takes {start:.3f} + {slope:.4f} E seconds; at E = {middle} that is "
+        f"A vector step of E environments takes {start:.3f} + {slope:.4f} E seconds of CPU; at E = {middle} that is "
         f"{predicted:.3f} s, measured {step[middle]:.3f} s."
     )
 
