@@ -5,6 +5,7 @@ import pytest
 from chat_server import ChatServer, says
 from toy import ColourTask
 
+from trl_gtr import make_task
 from trl_gtr.agents import ExpertAgent, PolicyAgent, RandomAgent, ServedAgent
 from trl_gtr.evaluation import EvaluationReport, Rate, evaluate_agent
 from trl_gtr.types import Generation
@@ -26,6 +27,74 @@ def test_the_expert_wins_and_chance_is_chance():
     assert evaluate_agent(ExpertAgent(task), task, 40).success.value == 1.0
     random = evaluate_agent(RandomAgent(), task, 400, num_envs=50).success
     assert random.interval[0] < 0.25 < random.interval[1]
+
+
+@pytest.mark.parametrize("name", ["points24", "ezpoints", "number_line"])
+def test_the_expert_wins_every_deal_that_can_be_won(name):
+    task = make_task(name)
+    report = evaluate_agent(ExpertAgent(task), task, 60)
+    assert report.success_solvable.value == 1.0
+    assert (report.success.value < 1.0) == (name == "points24")  # of its random hands a fifth makes no 24
+    assert report.success.hits == report.success_solvable.hits
+
+
+def test_chance_on_a_number_line_is_what_a_calculation_says():
+    def reaches(current, target, steps):
+        if current == target:
+            return 1.0
+        if steps == 0:
+            return 0.0
+        return (reaches(max(current - 1, 0), target, steps - 1) + reaches(min(current + 1, 5), target, steps - 1)) / 2
+
+    task = make_task("number_line")
+    starts = [task.make_env().reset(seed=seed)[1] for seed in range(300)]
+    expected = np.mean([reaches(info["Current"], info["Target"], 10) for info in starts])
+    low, high = evaluate_agent(RandomAgent(), task, 300, num_envs=50).success.interval
+    assert low < expected < high
+    assert 0.5 < expected < 0.9
+
+
+def test_success_by_kind_of_deal():
+    task = make_task("points24")
+    report = evaluate_agent(ExpertAgent(task), task, 60)
+    kinds = report.by_difficulty()
+    assert list(kinds) == ["no formula", "only + and -", "with * or /", "with parentheses"]
+    assert sum(rate.count for rate in kinds.values()) == 60
+    assert {kind: rate.value for kind, rate in kinds.items()} == {**dict.fromkeys(kinds, 1.0), "no formula": 0.0}
+    written = report.to_json()["by_difficulty"]["no formula"]
+    assert written == {"hits": 0, "count": kinds["no formula"].count, "interval": kinds["no formula"].interval}
+    assert evaluate_agent(RandomAgent(), ColourTask(length=1), 2).by_difficulty() == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "deal", "kind"),
+    [
+        ("points24", {"cards": ["H4", "D9", "CA", "SK"]}, "only + and -"),
+        ("points24", {"cards": ["HA", "D2", "C3", "S4"]}, "with * or /"),
+        ("points24", {"cards": ["H3", "D3", "C8", "S8"]}, "with parentheses"),
+        ("points24", {"cards": ["HA", "DA", "CA", "SA"]}, "no formula"),
+        ("ezpoints", {"cards": ["H2", "DK"]}, "only + and -"),
+        ("ezpoints", {"cards": ["H2", "D6"]}, "with * or /"),
+        ("number_line", {"current": 1, "target": 4}, "distance 3"),
+    ],
+)
+def test_kinds_of_deals(name, deal, kind):
+    task = make_task(name)
+    _, info = task.make_env().reset(seed=0, options=deal)
+    assert task.difficulty(info) == kind
+
+
+def test_blackjack_deals_are_told_apart_by_their_total():
+    task = make_task("blackjack")
+    for total, kind in {11: "11 or less", 12: "12 to 16", 16: "12 to 16", 17: "17 or more", 21: "17 or more"}.items():
+        assert task.difficulty({"Player Card": [[total - 2, "", ""], [2, "", ""]]}) == kind
+
+
+def test_where_no_deal_can_be_won_there_is_no_share_of_them():
+    task = make_task("points24", hands=[["A", "A", "A", "A"]])
+    metrics = evaluate_agent(RandomAgent(), task, 2).metrics()
+    assert metrics["success"] == 0.0
+    assert "success_solvable" not in metrics
 
 
 class Recorder:

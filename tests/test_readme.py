@@ -82,7 +82,7 @@ def test_readme_commands_are_short_and_pinned(name):
     installs = re.findall(r"pip install ([^&\n]*)", command)
     assert installs, "the command must work in an empty environment"
     assert all("-c constraints.txt" in install for install in installs)
-    for script in re.findall(r"python (\S+\.py)", command):
+    for script in re.findall(r"(?:python|launch) (\S+\.py)", command):
         assert (ROOT / script).is_file(), script
 
 

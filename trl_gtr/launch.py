@@ -187,9 +187,10 @@ def print_report_path(output_dir: str) -> None:
 
 
 def report_table(reports: Mapping[str, EvaluationReport], title: str) -> Table:
-    """A row per report: success with its 95 % interval, return, length, shares of steps."""
+    """A row per report: success with its 95 % interval, return, length, shares of steps. 80 columns wide at most."""
     table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for column in ("", "success", "solvable", "return", "steps", "valid", "true thoughts"):
+    table.caption = "solvable: success over the deals that can be won; true: thoughts that are true in all parts"
+    for column in ("", "success", "solvable", "return", "steps", "valid", "true"):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for name, report in reports.items():
         m = report.metrics()

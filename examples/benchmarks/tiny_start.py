@@ -1,6 +1,7 @@
 """What can a start do before any reinforcement learning? Success, reading and valid JSON on every card game.
 
-python examples/benchmarks/tiny_start.py --model_name_or_path tiny --episodes 192
+python examples/benchmarks/tiny_start.py --model_name_or_path runs/sft_tiny
+python examples/benchmarks/tiny_start.py --output trl_gtr/tiny_llava/figures.json     # what ships is held to it
 """
 
 from __future__ import annotations
@@ -17,12 +18,21 @@ from rich.console import Console
 from rich.table import Table
 from transformers import HfArgumentParser
 
-from trl_gtr import Task, make_task
+from trl_gtr import Task
 from trl_gtr.agents import PolicyAgent
 from trl_gtr.evaluation import Rate, evaluate_agent
+from trl_gtr.launch import task_with_hands
 from trl_gtr.models import load_policy
 from trl_gtr.policy import VLMPolicy
-from trl_gtr.tiny_llava.pool import POINTS24_POOL, unseen_hands
+
+# task and hands
+GAMES = (
+    ("points24", "pool"),
+    ("points24", "unseen"),
+    ("ezpoints", "all"),
+    ("number_line", "all"),
+    ("blackjack", "all"),
+)
 
 
 @dataclass
@@ -54,24 +64,15 @@ class ReadingAgent(PolicyAgent):
         return texts
 
 
-def games() -> dict[str, Task]:
-    return {
-        "Points24, pool": make_task("points24", hands=POINTS24_POOL),
-        "Points24, unseen hands": make_task("points24", hands=unseen_hands()),
-        "EZPoints": make_task("ezpoints"),
-        "NumberLine": make_task("number_line"),
-        "Blackjack": make_task("blackjack"),
-    }
-
-
 def main() -> None:
     (args,) = HfArgumentParser(Arguments).parse_args_into_dataclasses()
     model, processor = load_policy(args.model_name_or_path)
     options = {"temperature": args.temperature, "max_completion_length": args.max_completion_length}
     policy = VLMPolicy(model, processor, **options)
-    table = Table("game", "", "success", "reading", "true thoughts", "valid", "steps/s")
+    table = Table("game", "hands", "", "success", "reading", "true thoughts", "valid", "steps/s")
     figures = []
-    for name, task in games().items():
+    for name, hands in GAMES:
+        task = task_with_hands(name, hands)
         for greedy in (True, False):
             torch.manual_seed(args.seed)
             agent = ReadingAgent(lambda p, i, greedy=greedy: policy.generate(model, p, i, greedy=greedy), task)
@@ -80,8 +81,8 @@ def main() -> None:
             speed = len(agent.read) / agent.seconds
             shares = [f"{value:.3f}" for value in (read.value, metrics["true_thoughts"], metrics["valid"])]
             mode = "greedy" if greedy else "sampled"
-            table.add_row(name, mode, str(report.success), *shares, f"{speed:.0f}")
-            figures.append({"game": name, "mode": mode, "reading": read.value, "steps_per_second": speed, **metrics})
+            table.add_row(name, hands, mode, str(report.success), *shares, f"{speed:.0f}")
+            figures.append({"task": name, "hands": hands, "mode": mode, "reading": read.value, **metrics})
     Console().print(table)
     if args.output:
         with open(args.output, "w", encoding="utf-8") as file:

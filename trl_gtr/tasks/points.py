@@ -125,7 +125,7 @@ class PointsTask:
         return self.rules.reachable(info)
 
     def difficulty(self, info: Mapping[str, Any]) -> str:
-        """What the simplest formula of the hand needs: the one that the expert plays."""
+        """What the simplest formula of the hand uses: the one that the expert plays."""
         formula = self.rules.complete({**info, "Formula": []})
         if formula is None:
             return "no formula"

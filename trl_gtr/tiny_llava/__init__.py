@@ -6,6 +6,7 @@ whatever wants a name or path. How they were made, and what they can do: docs/ti
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,14 @@ def load(name: str = "tiny", **model_kwargs: Any) -> tuple[Any, Any]:
     return load_policy(name, **model_kwargs)
 
 
+def figures() -> list[dict[str, Any]]:
+    """What the weights of "tiny" were measured to do, a row per game and mode.
+
+    `examples/benchmarks/tiny_start.py` writes the file.
+    """
+    return json.loads((Path(__file__).parent / "figures.json").read_text("utf-8"))
+
+
 def build(seed: int = 0, name: str = "tiny", **sizes: int) -> tuple[Any, Any]:
     """A fresh model and its processor. `sizes` are those of `model.build_model`."""
     from .model import build_model, build_processor
@@ -71,4 +80,4 @@ def save(model: Any, processor: Any, folder: str | Path) -> None:
     (Path(folder) / "model.safetensors").chmod(0o644)  # safetensors writes it for its owner only
 
 
-__all__ = ["VARIANTS", "build", "load", "path", "save"]
+__all__ = ["VARIANTS", "build", "figures", "load", "path", "save"]

@@ -1,0 +1,123 @@
+"""Every example, shortened, by the command that its docstring gives. (convert_llava.py and audit_corrector.py have
+their own tests in test_convert_llava.py and test_audit.py.)"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_command_line import example
+
+from trl_gtr import tiny_llava
+from trl_gtr.checkpoints import saved_task
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHON = [sys.executable]
+ACCELERATE = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]
+# Two updates of 16 steps, two episodes of evaluation.
+SHORT = [
+    "--num_envs", "4", "--rollout_steps", "4", "--total_env_steps", "32", "--per_device_train_batch_size", "8",
+    "--num_ppo_epochs", "1", "--cloning_steps", "1", "--eval_episodes", "2",
+]  # fmt: skip
+
+
+def run(launcher: list[str], script: str, *options: Any, cwd: Path) -> str:
+    """The command's output, both streams; it must succeed."""
+    command = [*launcher, str(ROOT / "examples" / script), *map(str, options)]
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def log_of(folder: Path) -> dict[str, float]:
+    """All that was logged, the last value of each name."""
+    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
+    return {name: value for entry in history for name, value in entry.items()}
+
+
+def test_every_example_is_short_and_says_how_to_run_it() -> None:
+    for script in (ROOT / "examples").glob("*.py"):
+        text = script.read_text("utf-8")
+        assert len(text.splitlines()) <= 100, script.name
+        assert re.search(rf"(python|launch|--config_file \S+) examples/{script.name}", text), script.name
+
+
+def test_points24_trains_and_its_agent_is_evaluated(tmp_path: Path) -> None:
+    shown = run(ACCELERATE, "points24.py", *SHORT, "--output_dir", "agent", cwd=tmp_path)
+    assert re.search(r"2/2 \[\d\d:\d\d<00:00", shown), "a progress bar with the time that is left"
+    assert "points24 before and after 2 updates, 2 episodes each" in shown
+    for row in ("pool, start", "pool, end", "unseen, start", "unseen, end"):
+        assert row in shown
+    assert "The agent is in agent." in shown
+    log = log_of(tmp_path / "agent")
+    assert {"start_pool_success", "end_pool_success", "end_unseen_success", "loss/policy", "loss/cloning"} <= set(log)
+    assert saved_task(tmp_path / "agent") == "points24"
+
+    options = ["--hands", "pool", "--episodes", "3", "--output", "played.json"]
+    shown = run(PYTHON, "evaluate.py", "--agents", "expert", "random", "agent", *options, cwd=tmp_path)
+    assert "success by kind of deal" in shown
+    played = json.loads((tmp_path / "played.json").read_text())
+    assert list(played) == ["expert", "random", "agent"]
+    assert played["expert"]["metrics"]["success"] == 1.0
+    kinds = [[episode["difficulty"] for episode in report["episodes"]] for report in played.values()]
+    assert kinds[0] == kinds[1] == kinds[2]  # the same deals for everybody
+
+
+@pytest.mark.parametrize("task", ["ezpoints", "number_line", "blackjack"])
+def test_gym_cards(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ["--task", task, "--output_dir", "agent", "--disable_tqdm=true", *SHORT]
+    if task == "ezpoints":
+        run(ACCELERATE, "gym_cards.py", *options, cwd=tmp_path)
+    else:  # in this process: a new one needs ten seconds for its imports
+        monkeypatch.setattr(sys, "argv", ["gym_cards.py", *options])
+        example("gym_cards").main()
+    assert {f"start_{task}_success", f"end_{task}_success"} <= set(log_of(tmp_path / "agent"))
+    assert saved_task(tmp_path / "agent") == task
+
+
+def test_gym_cards_without_a_corrector_asks_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PPO alone, on the game of the other script."""
+    ppo = ["--thought_cloning_coef", "0", "--clone_right_actions", "false", "--clone_right_thoughts", "false"]
+    options = ["--task", "points24", "--output_dir", str(tmp_path / "agent"), "--disable_tqdm=true", *ppo, *SHORT]
+    monkeypatch.setattr(sys, "argv", ["gym_cards.py", *options])
+    example("gym_cards").main()
+    log = log_of(tmp_path / "agent")
+    assert log["buffer/size"] == 0
+    assert not [name for name in log if name.startswith("corrector/")]
+
+
+def test_custom_task(tmp_path: Path) -> None:
+    run(PYTHON, "custom_task.py", *SHORT, "--output_dir", "agent", cwd=tmp_path)
+    assert {"start_lamp_success", "end_lamp_success"} <= set(log_of(tmp_path / "agent"))
+
+
+def test_sft_makes_a_model_that_is_evaluated(tmp_path: Path) -> None:
+    config = ROOT / "examples" / "configs" / "sft_tiny.yaml"
+    short = ["--tasks", "ezpoints=16", "points24_pool=16", "--per_device_train_batch_size", "8"]
+    run(PYTHON, "sft.py", "--config", config, *short, "--output_dir", "start", cwd=tmp_path)
+    assert {path.name for path in tiny_llava.path().iterdir()} <= {
+        path.name for path in (tmp_path / "start").iterdir()
+    }
+
+
+def test_compare(tmp_path: Path) -> None:
+    options = ["--arms", "gtr", "ppo", "--seeds", "3", "--output", "study", "--", *SHORT]
+    shown = run(PYTHON, "compare.py", "--study", "points24", *options, cwd=tmp_path)
+    assert "gtr" in shown
+    assert {run["arm"] for run in json.loads((tmp_path / "study" / "compare.json").read_text())} == {"gtr", "ppo"}
+    assert (tmp_path / "study" / "compare.png").stat().st_size > 1000
+
+
+def test_demo(tmp_path: Path) -> None:
+    shown = run(PYTHON, "demo.py", "--episodes", "4", cwd=tmp_path)
+    assert "blackjack" in shown
+    assert (tmp_path / "runs" / "demo.png").is_file()

@@ -1,0 +1,35 @@
+"""What a run shows at its end."""
+
+import io
+
+from rich.console import Console
+
+from trl_gtr import launch, make_task
+from trl_gtr.agents import ExpertAgent, RandomAgent
+from trl_gtr.evaluation import evaluate_agent
+
+
+def shown(table):
+    console = Console(width=80, file=io.StringIO())
+    console.print(table)
+    return console.file.getvalue()
+
+
+def test_tables_fit_into_a_terminal():
+    task = make_task("points24")
+    reports = {
+        "unseen, start": evaluate_agent(RandomAgent(), task, 8),
+        "unseen, end": evaluate_agent(ExpertAgent(task), task, 8),
+    }
+    text = shown(launch.report_table(reports, "a run"))
+    assert "…" not in text
+    for words in ("a run", "success", "solvable", "true", str(reports["unseen, end"].success), "1.000"):
+        assert words in text
+    text = shown(launch.difficulty_table(reports, "by kind"))
+    assert "…" not in text
+    assert "with parentheses" in text
+
+
+def test_a_share_of_nothing_is_a_dash():
+    task = make_task("points24", hands=[["A", "A", "A", "A"]])
+    assert " - " in shown(launch.report_table({"hopeless": evaluate_agent(RandomAgent(), task, 2)}, "a run"))
