@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from vlms import TEXT, byte_level_tokenizer
 
 from trl_gtr import command_line, launch, make_task, tiny_llava
-from trl_gtr.checkpoints import save_value_head, saved_task
+from trl_gtr.checkpoints import CONTENTS_FILE, save_value_head, saved_task
 from trl_gtr.models import load_policy
 from trl_gtr.policy import ValueHead
 
@@ -229,6 +229,7 @@ def agent(tmp_path: Path) -> Path:
     folder.mkdir(parents=True)
     save_value_head(folder, ValueHead(8, [4]).state_dict(), "ezpoints")
     (folder / "config.json").write_text((tiny_llava.path() / "config.json").read_text())
+    (folder / CONTENTS_FILE).write_text("{}")
     return folder
 
 

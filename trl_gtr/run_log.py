@@ -125,6 +125,8 @@ class _WarningList(logging.Handler):
         logging.getLogger(__package__).removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
+        if logging.lastResort is not None and not logging.getLogger().handlers:
+            logging.lastResort.handle(record)  # which prints warnings only as long as nobody listens
         message = record.getMessage()
         for entry in self.entries:
             if entry["message"] == message:
