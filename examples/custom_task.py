@@ -93,7 +93,7 @@ if __name__ == "__main__":
         script, args, model_args, _ = launch.parse(config, description=__doc__)
         launch.check_output_dir(args, task := LampTask(), script.overwrite)
         model, processor, _ = launch.load_model(model_args)
-    data = prompt_and_completion(make_sft_dataset(task, 960, seed=args.seed))
+    data = prompt_and_completion(make_sft_dataset(task, 768, seed=args.seed))
     settings = {"num_train_epochs": 1, "per_device_train_batch_size": 32, "learning_rate": 2e-3, "max_length": None}
     settings |= {"use_cpu": True, "bf16": False, "gradient_checkpointing": False, "save_strategy": "no"}
     SFTTrainer(model, SFTConfig(args.output_dir, **settings), train_dataset=data, processing_class=processor).train()

@@ -159,6 +159,8 @@ def train_and_report(
 
     def evaluate(when: str) -> None:
         for name, task in eval_tasks.items():
+            if trainer.is_world_process_zero():
+                print(f"Evaluation at the {when}, {trainer.args.eval_episodes} episodes: {name}", flush=True)
             trainer.evaluate(task, metric_key_prefix=f"{when}_{name}")
             reports[f"{name}, {when}"] = trainer.last_evaluation
 
