@@ -73,7 +73,7 @@ def draw_thought(axis: Any, words: str, folder: Path) -> None:
     axis.text(1.08, 0.97, words, color=COLOURS[words], fontsize=13, fontweight="bold", va="top")
     axis.text(1.08, 0.80, textwrap.fill(f"“{step['thought_text']}”", 38), fontsize=10, va="top")
     parts = "   ".join(f"{part['part']} {'✓' if part['right'] else '✗'}" for part in step["judgement"])
-    axis.text(1.08, 0.20, f"{parts}\naction: {step['action']}", fontsize=9, color="#545d68", va="top")
+    axis.text(1.08, 0.34, f"{parts}\naction: {step['action']}", fontsize=9, color="#545d68", va="top")
     axis.text(1.08, -0.01, said, fontsize=8, color="#545d68", va="bottom")
 
 
