@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 from peft import LoraConfig
 from toy import ColourEnv, ColourTask
+from transformers import TrainerCallback
 
 from trl_gtr import ppo
 from trl_gtr.config import GTRConfig
@@ -177,10 +178,16 @@ class SlowTask(ColourTask):
 
 
 def slow_process(folder):
-    """Environments of process 1 take a second a step; it has five seconds."""
+    """Environments of process 1 take a second a step, and it has five seconds; then all the time that it needs."""
     trainer = make_trainer(
         folder, "slow", SlowTask(), num_envs=2, rollout_steps=16, total_env_steps=64, rollout_timeout=5.0
     )
+
+    class NoHurry(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            args.rollout_timeout = 600.0
+
+    trainer.add_callback(NoHurry())
     trainer.train()
     return {"alike": alike_everywhere(trainer), "log": trainer.state.log_history}
 

@@ -1,5 +1,6 @@
 """Several processes, through the real launcher: the same training, in step, interrupted and resumed."""
 
+import math
 import os
 import pickle
 import random
@@ -116,6 +117,7 @@ def test_a_bad_number_on_one_process_skips_the_step_of_both(two_processes, folde
     bad = outcome(folder, "bad_number")
     assert bad["alike"]
     assert [entry["optim/skipped_steps"] for entry in bad["log"]] == [1, 0]
+    assert all(math.isfinite(entry["loss/policy"]) for entry in bad["log"])  # what was skipped is in no mean
 
 
 def test_two_processes_resume_exactly(two_processes, folder):

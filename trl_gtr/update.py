@@ -224,9 +224,9 @@ class Updater:
         if experience.reference is not None and self.trains_policy:
             kl = _reference_kl(scored, [experience.reference[i] for i in chosen])
             loss = loss + args.kl_coef * weight * kl.sum()
-            if not filler:
+            if not filler and torch.isfinite(kl).all():
                 means.add("loss/kl", kl)
-        self._look_for_nan(
+        bad = self._look_for_nan(
             loss,
             {
                 "the rewards' advantages": advantages,
@@ -236,7 +236,7 @@ class Updater:
                 "the values": scored.value,
             },
         )
-        if not filler:
+        if not (filler or bad):
             drift.extend(stats.approx_kl.tolist())
             means.add("loss/policy", policy_losses)
             means.add("loss/value", value_losses)
@@ -293,7 +293,7 @@ class Updater:
         logprobs, mask = self.policy.score_tokens(self.module, prompts, images, ids)
         positions = torch.arange(mask.shape[1], device=mask.device)
         losses = cloning_loss(logprobs, positions[None] < torch.tensor(labels, device=mask.device)[:, None])
-        if len(self.buffer):
+        if len(self.buffer) and torch.isfinite(losses).all():
             means.add("loss/cloning", losses)
         weight = self.args.gradient_accumulation_steps / rounds
         weight *= self.processes.count * len(self.buffer) / self.all_labels
@@ -301,9 +301,12 @@ class Updater:
         self._look_for_nan(loss, {"the labels' log-probs (logits)": logprobs})
         return loss
 
-    def _look_for_nan(self, loss: Tensor | float, tensors: Mapping[str, Tensor]) -> None:
-        if isinstance(loss, Tensor) and not torch.isfinite(loss):
+    def _look_for_nan(self, loss: Tensor | float, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether the loss isn't finite; the first of `tensors` that isn't either is remembered."""
+        bad = isinstance(loss, Tensor) and not torch.isfinite(loss)
+        if bad:
             self.not_finite = next((k for k, v in tensors.items() if not torch.isfinite(v).all()), "the loss")
+        return bad
 
     def _backward(self, loss: Tensor | float, means: Means, last: bool) -> None:
         """One backward pass; behind the `last` one of a mini-batch an optimizer step."""
@@ -383,7 +386,7 @@ class Updater:
     def _mean(self, values: Sequence[float]) -> float:
         """Mean over these samples of all processes."""
         sums = self.processes.gather((sum(values), len(values)))
-        return sum(total for total, _ in sums) / sum(count for _, count in sums)
+        return sum(total for total, _ in sums) / max(1, sum(count for _, count in sums))
 
 
 def _reference_kl(scored: ScoredBatch, reference: Sequence[Tensor]) -> Tensor:
