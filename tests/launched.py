@@ -243,9 +243,10 @@ def signalled(folder):
 
 
 def long_run(folder):
-    """Twenty updates, each saved; goes on where an earlier one was ended."""
+    """`UPDATES` updates, each saved; goes on where an earlier run was ended."""
+    steps = 32 * int(os.environ["UPDATES"])
     trainer = make_trainer(
-        folder, "long", total_env_steps=640, save_strategy="steps", save_steps=1, save_total_limit=2
+        folder, "long", total_env_steps=steps, save_strategy="steps", save_steps=1, save_total_limit=2
     )
     trainer.train(resume_from_checkpoint=any((folder / "long").glob("checkpoint-*")))
     return {"log": steady(trainer.state.log_history)}

@@ -180,18 +180,20 @@ def uninterrupted_log(folder, tmp_path):
     return long_run(tmp_path)["log"]
 
 
-def test_a_killed_and_a_terminated_run_go_on_as_if_nothing_had_happened(killed_run, tmp_path):
+def test_a_killed_and_a_terminated_run_go_on_as_if_nothing_had_happened(killed_run, tmp_path, monkeypatch):
+    monkeypatch.setenv("UPDATES", "7")
     expected = uninterrupted_log(killed_run, tmp_path)
-    assert end_after(killed_run, start(killed_run), 3, signal.SIGKILL) != 0
-    assert end_after(killed_run, start(killed_run), 3, signal.SIGTERM) != 0
+    assert end_after(killed_run, start(killed_run), 2, signal.SIGKILL) != 0
+    assert end_after(killed_run, start(killed_run), 2, signal.SIGTERM) != 0
     status, output = launch(killed_run, "long_run", processes=1)
     assert status == 0, output
     assert outcome(killed_run, "long_run")["log"] == expected
-    assert len(expected) == 20
+    assert len(expected) == 7
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_again_and_again_is_the_same_run(killed_run, tmp_path):
+def test_a_run_that_is_killed_again_and_again_is_the_same_run(killed_run, tmp_path, monkeypatch):
+    monkeypatch.setenv("UPDATES", "20")
     expected = uninterrupted_log(killed_run, tmp_path)
     moments = random.Random(os.environ.get("KILL_SEED", "0"))
     for _ in range(6):
