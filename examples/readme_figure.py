@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy as np
 from PIL import Image
 
-from trl_gtr.comparison import curve
+from trl_gtr.comparison import draw_band
 from trl_gtr.report.runs import read_runs
 
 matplotlib.use("Agg")
@@ -32,15 +31,11 @@ COLOURS = {"GTR": "#0b5cb8", "PPO only": "#c2410c"}
 
 
 def draw_curve(axis: Any, runs: list[dict[str, Any]], arms: dict[str, str], metric: str, title: str) -> None:
-    """Mean over seeds as a line, their range as a band."""
     for words, arm in arms.items():
-        mine = [curve(run, metric) for run in runs if run["arm"] == arm]
+        mine = [run for run in runs if run["arm"] == arm]
         if not mine:
             raise SystemExit(f"compare.json has no run of {arm}: name arms that it has with --gtr and --ppo.")
-        length = min(map(len, mine))
-        values, updates = np.array([each[:length] for each in mine]), np.arange(1, length + 1)
-        axis.plot(updates, values.mean(0), color=COLOURS[words], label=words, linewidth=2)
-        axis.fill_between(updates, values.min(0), values.max(0), color=COLOURS[words], alpha=0.2, linewidth=0)
+        draw_band(axis, mine, metric, words, COLOURS[words])
     axis.set(xlabel="update", ylim=(0, 1.02))
     axis.set_title(title, loc="left", fontweight="bold")
     axis.grid(alpha=0.3)

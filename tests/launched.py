@@ -15,11 +15,10 @@ from unittest import mock
 
 import torch
 from peft import LoraConfig
-from toy import ColourEnv, ColourTask
+from toy import ColourEnv, ColourTask, quiet_config
 from transformers import TrainerCallback
 
 from trl_gtr import ppo
-from trl_gtr.config import GTRConfig
 from trl_gtr.correctors import ExpertCorrector
 from trl_gtr.trainer import GTRTrainer
 
@@ -29,33 +28,20 @@ UNSTEADY = ("time/", "speed/", "memory/", "corrector/latency")
 
 def make_trainer(folder, name, task=None, corrector="expert", peft_config=None, **overrides):
     args = {
-        "output_dir": str(folder / name),
-        "report_to": "none",
-        "disable_tqdm": True,
-        "save_strategy": "no",
-        "gradient_checkpointing": False,
-        "num_envs": 4,
         "rollout_steps": 8,
         "total_env_steps": 64,
         "per_device_train_batch_size": 8 // int(os.environ.get("WORLD_SIZE", "1")),
         "gradient_accumulation_steps": 2,
-        "per_device_eval_batch_size": 8,
         "num_ppo_epochs": 2,
         "learning_rate": 1e-3,
-        "temperature": 1.0,
-        "max_completion_length": 12,
-        "value_head_sizes": [16],
         **overrides,
     }
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
-        args["ddp_backend"] = "gloo"
-    else:
-        args["use_cpu"] = True
+        args |= {"ddp_backend": "gloo", "use_cpu": False}
     if corrector == "expert":
         corrector = ExpertCorrector()
-    return GTRTrainer(
-        str(folder / "toy"), GTRConfig(**args), task or ColourTask(length=3), corrector, peft_config=peft_config
-    )
+    config = quiet_config(folder / name, **args)
+    return GTRTrainer(str(folder / "toy"), config, task or ColourTask(length=3), corrector, peft_config=peft_config)
 
 
 def steady(log_history):

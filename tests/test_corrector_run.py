@@ -15,7 +15,7 @@ import pytest
 import torch
 from chat_server import ChatServer, hangs, says
 from corrector_cases import SECRET
-from toy import ColourTask
+from toy import ColourTask, quiet_config
 
 from trl_gtr.config import GTRConfig
 from trl_gtr.correctors import CachedCorrector, ExpertCorrector, OpenAICorrector
@@ -32,25 +32,7 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settings(folder: Path, **overrides: Any) -> GTRConfig:
-    return GTRConfig(
-        **{
-            "output_dir": str(folder),
-            "use_cpu": True,
-            "report_to": "none",
-            "disable_tqdm": True,
-            "save_strategy": "steps",
-            "gradient_checkpointing": False,
-            "num_envs": 4,
-            "rollout_steps": 4,
-            "total_env_steps": 48,
-            "per_device_train_batch_size": 8,
-            "num_ppo_epochs": 1,
-            "temperature": 1.0,
-            "max_completion_length": 12,
-            "value_head_sizes": [16],
-            **overrides,
-        }
-    )
+    return quiet_config(folder, **{"save_strategy": "steps", "total_env_steps": 48, **overrides})
 
 
 def openai(server: ChatServer, **options: Any) -> OpenAICorrector:

@@ -4,9 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from toy import ColourTask
+from toy import ColourTask, quiet_config
 
-from trl_gtr.config import GTRConfig
 from trl_gtr.correctors import AuditedCorrector, ExpertCorrector
 from trl_gtr.episode_log import SCHEMA
 from trl_gtr.trainer import GTRTrainer
@@ -24,24 +23,7 @@ def names_on(*pages: str) -> set[str]:
 @pytest.fixture
 def logged(toy_checkpoint, tmp_path) -> set[str]:
     """Every name of a short run that has everything in it: PPO, cloning, KL, an audited corrector, an evaluation."""
-    args = GTRConfig(
-        output_dir=str(tmp_path),
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-        save_strategy="no",
-        gradient_checkpointing=False,
-        num_envs=4,
-        rollout_steps=4,
-        total_env_steps=32,
-        per_device_train_batch_size=8,
-        num_ppo_epochs=1,
-        kl_coef=0.01,
-        temperature=1.0,
-        max_completion_length=12,
-        value_head_sizes=[16],
-        eval_episodes=2,
-    )
+    args = quiet_config(tmp_path, kl_coef=0.01, eval_episodes=2)
     corrector = AuditedCorrector(ExpertCorrector(), share=1.0)
     trainer = GTRTrainer(toy_checkpoint, args, ColourTask(), corrector)
     trainer.train()

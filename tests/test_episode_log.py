@@ -6,37 +6,20 @@ import logging
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from toy import COLOURS, ColourTask
+from toy import COLOURS, ColourTask, quiet_config
 
-from trl_gtr.config import GTRConfig
 from trl_gtr.correctors import ExpertCorrector
 from trl_gtr.episode_log import SCHEMA, write_shard
 from trl_gtr.trainer import GTRTrainer
 
-STEPS = {"num_envs": 4, "rollout_steps": 3}
+STEPS = {"rollout_steps": 3, "total_env_steps": 36, "per_device_train_batch_size": 12}
 
 
 @pytest.fixture
 def make_trainer(toy_checkpoint, tmp_path):
     def make(task=None, **overrides):
-        args = {
-            "output_dir": str(tmp_path / "run"),
-            "use_cpu": True,
-            "report_to": "none",
-            "disable_tqdm": True,
-            "save_strategy": "no",
-            "gradient_checkpointing": False,
-            **STEPS,
-            "total_env_steps": 36,
-            "per_device_train_batch_size": 12,
-            "num_ppo_epochs": 1,
-            "temperature": 1.0,
-            "max_completion_length": 12,
-            "value_head_sizes": [16],
-            "episode_log_rate": 1.0,
-            **overrides,
-        }
-        return GTRTrainer(toy_checkpoint, GTRConfig(**args), task or ColourTask(), ExpertCorrector())
+        args = quiet_config(**{"output_dir": tmp_path / "run", **STEPS, "episode_log_rate": 1.0, **overrides})
+        return GTRTrainer(toy_checkpoint, args, task or ColourTask(), ExpertCorrector())
 
     return make
 
@@ -62,10 +45,10 @@ def test_load_dataset_opens_whole_episodes_with_what_was_seen_and_learned(make_t
     assert len(data) == 36
     # 9 steps of each environment in episodes of 2: the last one is open, and its success unknown
     assert sorted({(row["env_index"], row["episode"]) for row in data}) == [
-        (env, 2 * n) for env in range(4) for n in range(5)
+        (env, n) for env in range(4) for n in range(5)
     ]
     known = {(row["env_index"], row["episode"]) for row in data if row["success"] is not None}
-    assert {episode for _, episode in known} == {0, 2, 4, 6}
+    assert {episode for _, episode in known} == {0, 1, 2, 3}
     for row in data:
         assert row["image"].size == (28, 28)
         assert "".join(row["tokens"]) == row["response"]

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toy import ColourTask
+from toy import ColourTask, quiet_config
 
 from trl_gtr import launch, make_task, ppo, tiny_llava, update
-from trl_gtr.config import GTRConfig
 from trl_gtr.correctors import ExpertCorrector
 from trl_gtr.trainer import GTRTrainer
 
@@ -19,13 +18,8 @@ PPO = {"learning_rate": 1e-3, "thought_cloning_coef": 0.0}
 
 
 def learn(checkpoint, tmp_path, method, updates, blank=False):
-    args = GTRConfig(
-        output_dir=str(tmp_path),
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-        save_strategy="no",
-        gradient_checkpointing=False,
+    args = quiet_config(
+        tmp_path,
         num_envs=64,
         rollout_steps=2,
         total_env_steps=128 * updates,
@@ -33,7 +27,6 @@ def learn(checkpoint, tmp_path, method, updates, blank=False):
         per_device_eval_batch_size=64,
         num_ppo_epochs=3,
         lr_scheduler_type="constant",
-        temperature=1.0,
         max_completion_length=8,
         value_head_sizes=[32],
         format_reward=0.5,

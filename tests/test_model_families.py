@@ -4,10 +4,9 @@ import math
 
 import pytest
 from peft import LoraConfig, PeftModel
-from toy import ColourTask
+from toy import ColourTask, quiet_config
 from vlms import FAMILIES, some_images, video_stub
 
-from trl_gtr.config import GTRConfig
 from trl_gtr.correctors import ExpertCorrector
 from trl_gtr.models import lora_target_modules
 from trl_gtr.trainer import GTRTrainer
@@ -19,20 +18,14 @@ ANSWER = '{"thoughts": "it is red", "action": "red"}'
 def test_an_update_with_lora(family, tiny_vlm, tmp_path):
     model, processor = tiny_vlm(family)
     task = ColourTask(length=2)
-    args = GTRConfig(
-        output_dir=str(tmp_path),
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-        save_strategy="no",
+    args = quiet_config(
+        tmp_path,
         gradient_checkpointing=True,
         num_envs=2,
         rollout_steps=2,
         total_env_steps=8,
         per_device_train_batch_size=2,
-        num_ppo_epochs=1,
         max_completion_length=6,
-        temperature=1.0,
         learning_rate=1e-2,
         cloning_weight="constant",
         value_head_sizes=[8],

@@ -169,6 +169,15 @@ def test_a_rollout_out_of_time_is_shorter_and_ends_where_it_stands(monkeypatch):
     assert len(source.collect(2, timeout=0.0)) == 3  # one step, even where there is no time at all
 
 
+def test_episodes_are_numbered_through_short_rollouts_and_a_restart():
+    source, again = collector(ColourTask(length=3)), collector(ColourTask(length=3))
+    played = source.collect(4, timeout=0.0).transitions + source.collect(4).transitions
+    again.load_state_dict(source.state_dict())
+    played += again.collect(2).transitions
+    found = [(t.episode, t.episode_step) for t in played if t.env_index == 1]
+    assert found == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (2, 0)]
+
+
 def test_a_correction_that_is_late_has_failed():
     release = threading.Event()
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from datasets import load_from_disk
 from PIL import Image
+from toy import quiet_config
 
 from trl_gtr import ExpertCorrector, GTRTrainer, make_task, tiny_llava
-from trl_gtr.config import GTRConfig
 from trl_gtr.sft_data import (
     corrections_dataset,
     make_sft_dataset,
@@ -197,11 +197,9 @@ def test_no_corrections_yet() -> None:
 
 
 def test_a_runs_corrections_are_whole_and_right_responses(tmp_path: Path) -> None:
-    args = GTRConfig(
-        output_dir=str(tmp_path), num_envs=4, rollout_steps=2, total_env_steps=8, per_device_train_batch_size=4,
-        clone_right_thoughts=True, use_cpu=True, report_to=[], save_strategy="no", gradient_checkpointing=False,
-        disable_tqdm=True, max_completion_length=64, temperature=1.0,
-    )  # fmt: skip
+    args = quiet_config(
+        tmp_path, rollout_steps=2, total_env_steps=8, clone_right_thoughts=True, max_completion_length=64
+    )
     task = make_task("blackjack")
     trainer = GTRTrainer("tiny", args, task=task, corrector=ExpertCorrector())
     trainer.train()

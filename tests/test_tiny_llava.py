@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from toy import quiet_config
 from transformers import AutoModelForImageTextToText, AutoProcessor, LlavaForConditionalGeneration
 
 from trl_gtr import GTRTrainer, make_task, tiny_llava
 from trl_gtr.action_logprobs import SpanFinder
 from trl_gtr.agents import PolicyAgent
-from trl_gtr.config import GTRConfig
 from trl_gtr.environments.alfworld.generator import SPLITS, bundled_games, split_of
 from trl_gtr.evaluation import evaluate_agent
 from trl_gtr.launch import task_with_hands
@@ -228,11 +228,9 @@ def test_shipped_model_reads_unseen_hands(shipped: tuple[Any, Any]) -> None:
 
 
 def test_a_trainer_takes_the_name(tmp_path: Path) -> None:
-    args = GTRConfig(
-        output_dir=str(tmp_path), num_envs=2, rollout_steps=1, total_env_steps=2, per_device_train_batch_size=2,
-        thought_cloning_coef=0.0, use_cpu=True, report_to=[], save_strategy="no", gradient_checkpointing=False,
-        disable_tqdm=True, max_completion_length=48,
-    )  # fmt: skip
+    args = quiet_config(
+        tmp_path, num_envs=2, rollout_steps=4, total_env_steps=8, thought_cloning_coef=0.0, max_completion_length=48
+    )
     trainer = GTRTrainer("tiny", args, task=make_task("ezpoints"))
     trainer.train()
     assert trainer.state.global_step == 1

@@ -14,14 +14,13 @@ import pytest
 import torch
 from peft import LoraConfig
 from tokenizers import normalizers
-from toy import COLOURS, ColourTask, build_toy_model, teach_format
+from toy import COLOURS, ColourTask, build_toy_model, quiet_config, teach_format
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.modeling_layers import GradientCheckpointingLayer
 from trl.experimental.ppo import PPOTrainer
 
 from trl_gtr import ppo
 from trl_gtr.callbacks import ThoughtCollapseCallback
-from trl_gtr.config import GTRConfig
 from trl_gtr.correctors import BudgetExhausted, ExpertCorrector
 from trl_gtr.models import lora_target_modules
 from trl_gtr.policy import PolicyWithValue
@@ -35,26 +34,9 @@ UNSTEADY = ("time/", "speed/", "memory/", "corrector/latency")
 @pytest.fixture
 def make_trainer(toy_checkpoint, tmp_path):
     def make(task=None, corrector="expert", model=None, trainer_kwargs=None, **overrides):
-        args = {
-            "output_dir": str(tmp_path / "run"),
-            "use_cpu": True,
-            "report_to": "none",
-            "disable_tqdm": True,
-            "save_strategy": "no",
-            "gradient_checkpointing": False,
-            "num_envs": 4,
-            "rollout_steps": 4,
-            "total_env_steps": 32,
-            "per_device_train_batch_size": 8,
-            "per_device_eval_batch_size": 8,
-            "num_ppo_epochs": 2,
-            "learning_rate": 1e-3,
-            "temperature": 1.0,
-            "max_completion_length": 12,
-            "value_head_sizes": [16],
-            **overrides,
-        }
-        config = GTRConfig(**args)
+        config = quiet_config(
+            **{"output_dir": tmp_path / "run", "num_ppo_epochs": 2, "learning_rate": 1e-3, **overrides}
+        )
         if corrector == "expert":
             corrector = ExpertCorrector() if config.thought_cloning_coef > 0 else None
         return GTRTrainer(model or toy_checkpoint, config, task or ColourTask(), corrector, **(trainer_kwargs or {}))

@@ -15,6 +15,7 @@ import torch
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration, LlavaProcessor
 from vlms import character_tokenizer, chat_template, component
 
+from trl_gtr.config import GTRConfig
 from trl_gtr.tasks.base import Rubric
 from trl_gtr.thought_format import Field, ThoughtFormat
 from trl_gtr.types import Response, Transition
@@ -22,6 +23,30 @@ from trl_gtr.types import Response, Transition
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220), "yellow": (220, 220, 30)}
 PROMPT = "Which colour?"
 SIZE = 28
+
+
+def quiet_config(output_dir: Any, **settings: Any) -> GTRConfig:
+    """Small, on the CPU, nothing printed, nothing saved; `settings` go before all that."""
+    return GTRConfig(
+        **{
+            "output_dir": str(output_dir),
+            "use_cpu": True,
+            "report_to": "none",
+            "disable_tqdm": True,
+            "save_strategy": "no",
+            "gradient_checkpointing": False,
+            "num_envs": 4,
+            "rollout_steps": 4,
+            "total_env_steps": 32,
+            "per_device_train_batch_size": 8,
+            "per_device_eval_batch_size": 8,
+            "num_ppo_epochs": 1,
+            "temperature": 1.0,
+            "max_completion_length": 12,
+            "value_head_sizes": [16],
+            **settings,
+        }
+    )
 
 
 class ColourEnv(gym.Env):

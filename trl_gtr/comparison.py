@@ -76,17 +76,22 @@ def comparison_table(runs: Sequence[Run], title: str) -> Table:
     return table
 
 
+def draw_band(axis: Any, runs: Sequence[Run], name: str, label: str, colour: str | None = None) -> None:
+    """The mean over runs as a line, their range as a band."""
+    length = min(len(curve(run, name)) for run in runs)
+    values, updates = np.array([curve(run, name)[:length] for run in runs]), np.arange(1, length + 1)
+    (line,) = axis.plot(updates, values.mean(0), label=label, color=colour, linewidth=2)
+    axis.fill_between(updates, values.min(0), values.max(0), alpha=0.2, color=line.get_color(), linewidth=0)
+
+
 def draw_curves(runs: Sequence[Run], file: str | Path, curves: Mapping[str, str] = CURVES) -> None:
-    """A panel per curve: the mean over seeds as a line, their range as a band."""
+    """A panel per curve, in it a band per arm."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, len(curves), figsize=(4 * len(curves), 3.2), layout="constrained", squeeze=False)
     for axis, (name, title) in zip(axes[0], curves.items(), strict=True):
         for arm, mine in by_arm(runs).items():
-            length = min(len(curve(run, name)) for run in mine)
-            values, updates = np.array([curve(run, name)[:length] for run in mine]), np.arange(1, length + 1)
-            (line,) = axis.plot(updates, values.mean(0), label=arm)
-            axis.fill_between(updates, values.min(0), values.max(0), alpha=0.2, color=line.get_color(), linewidth=0)
+            draw_band(axis, mine, name, arm)
         axis.set(title=title, xlabel="update", ylim=(-0.02, 1.02))
         axis.grid(alpha=0.3)
     axes[0][0].legend(fontsize=8)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from .action_logprobs import SpanFinder
 from .config import GTRConfig
 from .diagnostics import thought_text
+from .files import HALF_CHARACTER, written_whole
 from .tasks.base import Task
 from .types import Rollout
 from .update import Experience
@@ -61,7 +61,6 @@ SCHEMA = Features(
     }
 )
 _SHARD = re.compile(r"update-(\d+)-process-(\d+)\.parquet")
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class EpisodeLog(TrainerCallback):
@@ -111,16 +110,14 @@ class EpisodeLog(TrainerCallback):
         successes = {
             (episode[-1].env_index, episode[-1].step): self.task.success(episode) for episode in rollout.episodes
         }
-        first = (update - 1) * args.rollout_steps
         ends = _last_steps(rollout)
         for i, step in enumerate(rollout.transitions):
-            episode = first + step.step - step.episode_step
-            if not self._drawn(args.seed, step.env_index, episode):
+            if not self._drawn(args.seed, step.env_index, step.episode):
                 continue
             yield {
                 "update": update,
                 "env_index": step.env_index,
-                "episode": episode,
+                "episode": step.episode,
                 "step": step.episode_step,
                 "image": step.image,
                 "success": successes.get((step.env_index, ends[i])),
@@ -173,12 +170,9 @@ def _last_steps(rollout: Rollout) -> list[int]:
 
 def write_shard(path: str | Path, rows: list[dict[str, Any]]) -> None:
     """One Parquet file in the schema, whole or not at all."""
-    path = Path(path)
     table = pa.Table.from_pylist([_storable(row) for row in rows], schema=SCHEMA.arrow_schema)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}")
-    pq.write_table(table, unfinished)
-    os.replace(unfinished, path)
+    with written_whole(Path(path)) as unfinished:
+        pq.write_table(table, unfinished)
 
 
 def _storable(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,7 +180,7 @@ def _storable(row: Mapping[str, Any]) -> dict[str, Any]:
 
     def clean(value: Any) -> Any:
         if isinstance(value, str):
-            return _SURROGATE.sub("\ufffd", value)
+            return HALF_CHARACTER.sub("\ufffd", value)
         if isinstance(value, np.ndarray):
             png = io.BytesIO()
             PILImage.fromarray(value).save(png, "PNG")

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator
+import signal
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from .rollouts import RolloutCollector
 from .tasks.base import Task
 from .thought_cloning import CorrectionBuffer
 from .trl_bridge import PPOBridge
+from .types import Rollout
 from .update import Updater
 
 logger = logging.getLogger(__name__)
@@ -142,3 +144,44 @@ class ResumableTrainer(PPOBridge):
         if self.is_world_process_zero():
             where = f"Resume from {folder}." if folder.exists() else "Nothing is saved (save_strategy='no')."
             logger.warning("The run stops after update %d: %s. %s", self.state.global_step, reason, where)
+
+    def _before_collection(self) -> tuple[bytes, dict[str, Any]] | None:
+        """What collecting changes, where a checkpoint may have to be written of the state before it."""
+        if self.args.save_strategy == "no" or self._checkpoint_folder().exists():
+            return None
+        return self.collector.state_dict(), checkpoints.random_states()
+
+    def _stop_if_told(
+        self, received: Sequence[int | None], before: tuple[bytes, dict[str, Any]] | None = None
+    ) -> None:
+        """On a signal to any process: save where the last update ended, and leave as a scheduler expects it.
+
+        Args:
+            received: The signal of each process.
+            before: The state before a rollout that is now abandoned.
+        """
+        number = next((each for each in received if each is not None), None)
+        if number is None:
+            return
+        if before is not None:
+            self.collector.load_state_dict(before[0])
+            checkpoints.set_random_states(before[1])
+        self._stop_early(f"{signal.Signals(number).name} received")
+        self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+        raise SystemExit(128 + number)
+
+    def _stop_where_needed(self, rollout: Rollout) -> None:
+        """After an update: nothing left to spend, or nothing learned because no number is finite."""
+        reasons = self.processes.gather(rollout.stop_reason)
+        if any(reasons):
+            self._stop_early(next(reason for reason in reasons if reason))
+            self.control.should_training_stop = True
+        if self.updater.gave_up:
+            faults = self.processes.gather(self.updater.not_finite)
+            fault = next((f"{name} (process {rank})" for rank, name in enumerate(faults) if name), "a gradient")
+            reason = f"{self.updater.skipped_in_a_row} optimizer steps in a row were skipped: {fault} is not finite"
+            self._stop_early(reason)
+            raise FloatingPointError(
+                f"{reason}. Look for rewards that aren't finite, lower the learning rate, or train in float32 or "
+                "bfloat16: float16 overflows."
+            )

@@ -74,6 +74,7 @@ class RolloutCollector:
         self.images = [np.array(image) for image in observations]
         self.infos = unpack_infos(infos, num_envs)
         self.episodes: list[list[Transition]] = [[] for _ in range(num_envs)]
+        self.ended = [0] * num_envs
 
     def collect(
         self,
@@ -201,6 +202,7 @@ class RolloutCollector:
                     final_image=np.array(final_image) if bootstrap else None,
                     final_prompt=self.task.prompt(final_image, final_info) if bootstrap else None,
                     hit_length_limit=generation.hit_length_limit,
+                    episode=self.ended[i],
                     episode_step=len(self.episodes[i]),
                 )
             )
@@ -226,13 +228,14 @@ class RolloutCollector:
             if transition.terminated or transition.truncated:
                 finished.append(self.episodes[i])
                 self.episodes[i] = []
+                self.ended[i] += 1
         return finished
 
     def state_dict(self) -> bytes:
         """Everything that the next rollout depends on, the environments in mid-episode included."""
         try:
             envs = self.envs.get_states() if isinstance(self.envs, WorkerVectorEnv) else self.envs.envs
-            return cloudpickle.dumps((envs, self.rngs, self.images, self.infos, self.episodes))
+            return cloudpickle.dumps((envs, self.rngs, self.images, self.infos, self.episodes, self.ended))
         except Exception as error:
             raise ValueError(
                 f"The environments of task {self.task.name!r} can't be pickled, so a checkpoint can't hold them: "
@@ -240,7 +243,7 @@ class RolloutCollector:
             ) from error
 
     def load_state_dict(self, state: bytes) -> None:
-        envs, self.rngs, self.images, self.infos, self.episodes = cloudpickle.loads(state)
+        envs, self.rngs, self.images, self.infos, self.episodes, self.ended = cloudpickle.loads(state)
         if len(envs) != self.envs.num_envs:
             raise ValueError(
                 f"The checkpoint holds {len(envs)} environments for this process, not {self.envs.num_envs}."

@@ -19,6 +19,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from .config import REFUSED_FIELDS, GTRConfig
+from .files import written_whole
 
 METRICS_FILE = "metrics.jsonl"
 CARD_FILE = "run.json"
@@ -52,7 +53,8 @@ class RunLog(TrainerCallback):
             self.card["started"] = old["started"]
             self.warnings.entries = [w for w in old["warnings"] if w["update"] <= state.global_step]
         # The history of a resumed run ends at its checkpoint: what a crash has left behind that is gone.
-        _replace(self.folder / METRICS_FILE, "".join(map(_line, state.log_history)))
+        with written_whole(self.folder / METRICS_FILE) as file:
+            file.write_text("".join(map(_line, state.log_history)), "utf-8")
         self._write_card()
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -72,7 +74,8 @@ class RunLog(TrainerCallback):
 
     def _write_card(self) -> None:
         self.card |= {"warnings": self.warnings.entries, "updated": _now()}
-        _replace(self.folder / CARD_FILE, json.dumps(self.card, indent=1, default=str))
+        with written_whole(self.folder / CARD_FILE) as file:
+            file.write_text(json.dumps(self.card, indent=1, default=str), "utf-8")
 
 
 def run_card(args: GTRConfig) -> dict[str, Any]:
@@ -138,13 +141,6 @@ class _WarningList(logging.Handler):
 
 def _line(entry: dict[str, Any]) -> str:
     return json.dumps(entry) + "\n"
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    unfinished = path.with_name(f".{path.name}")
-    unfinished.write_text(text, "utf-8")
-    os.replace(unfinished, path)
 
 
 def _version(package: str) -> str:

@@ -8,9 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-import re
 import resource
-import signal
 import sys
 import textwrap
 import time
@@ -34,6 +32,7 @@ from .correctors.base import Corrector
 from .diagnostics import rollout_diagnostics
 from .episode_log import EpisodeLog
 from .evaluation import EvaluationReport, evaluate_agent
+from .files import HALF_CHARACTER
 from .metrics import Means
 from .models import check_processor, load_policy
 from .policy import PolicyWithValue, ValueHead, VLMPolicy
@@ -51,8 +50,6 @@ from .types import Correction, Generation, Rollout, Transition
 from .update import Experience, Updater
 
 logger = logging.getLogger(__name__)
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class StepScores(NamedTuple):
@@ -221,47 +218,6 @@ class GTRTrainer(ResumableTrainer):
                 )
         return rollout, [made for made, *_ in reports]
 
-    def _before_collection(self) -> tuple[bytes, dict[str, Any]] | None:
-        """What collecting changes, where a checkpoint may have to be written of the state before it."""
-        if self.args.save_strategy == "no" or self._checkpoint_folder().exists():
-            return None
-        return self.collector.state_dict(), checkpoints.random_states()
-
-    def _stop_if_told(
-        self, received: Sequence[int | None], before: tuple[bytes, dict[str, Any]] | None = None
-    ) -> None:
-        """On a signal to any process: save where the last update ended, and leave as a scheduler expects it.
-
-        Args:
-            received: The signal of each process.
-            before: The state before a rollout that is now abandoned.
-        """
-        number = next((each for each in received if each is not None), None)
-        if number is None:
-            return
-        if before is not None:
-            self.collector.load_state_dict(before[0])
-            checkpoints.set_random_states(before[1])
-        self._stop_early(f"{signal.Signals(number).name} received")
-        self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
-        raise SystemExit(128 + number)
-
-    def _stop_where_needed(self, rollout: Rollout) -> None:
-        """After an update: nothing left to spend, or nothing learned because no number is finite."""
-        reasons = self.processes.gather(rollout.stop_reason)
-        if any(reasons):
-            self._stop_early(next(reason for reason in reasons if reason))
-            self.control.should_training_stop = True
-        if self.updater.gave_up:
-            faults = self.processes.gather(self.updater.not_finite)
-            fault = next((f"{name} (process {rank})" for rank, name in enumerate(faults) if name), "a gradient")
-            reason = f"{self.updater.skipped_in_a_row} optimizer steps in a row were skipped: {fault} is not finite"
-            self._stop_early(reason)
-            raise FloatingPointError(
-                f"{reason}. Look for rewards that aren't finite, lower the learning rate, or train in float32 or "
-                "bfloat16: float16 overflows."
-            )
-
     def _store_corrections(self, rollout: Rollout) -> int:
         """Put this rollout's labels into the buffer; how many steps were corrected, over all processes."""
         corrected = 0
@@ -289,7 +245,7 @@ class GTRTrainer(ResumableTrainer):
             return np.zeros(0, np.int64), 0
         action = correction.action or own.action
         text = self.task.format.render(thought, action or "")
-        if _SURROGATE.search(text):
+        if HALF_CHARACTER.search(text):
             return np.zeros(0, np.int64), 0  # half a character, kept from the agent's own words: no tokenizer takes it
         ids = self.policy.encode_response(text)
         # Where the action begins in what the ids spell: a tokenizer may have normalised the text.

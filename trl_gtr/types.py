@@ -154,6 +154,8 @@ class Transition:
     """The true last observation where `bootstrap` asks for its value."""
     final_prompt: str | None = None
     hit_length_limit: bool = False
+    episode: int = 0
+    """How many episodes its environment had ended before."""
     episode_step: int = 0
     """Position inside the episode."""
 

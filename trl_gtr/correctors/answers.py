@@ -7,16 +7,15 @@ answer's own reading of the picture. The hidden truth is never consulted.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ..files import HALF_CHARACTER
 from ..tasks.action_text import plain_signs
 from ..types import Correction, CorrectionRequest, Response
 from .questions import CORRECTION, EVALUATION, NO, RIGHT_ACTION, YES
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_THOUGHT = 4000
 """Characters of a corrected thought; labels longer than any response would only be cut."""
 
@@ -46,7 +45,7 @@ def read_object(text: str) -> dict[str, Any]:
         raise AnswerProblem("it is nested too deeply") from None
     if "{" in text[end:]:
         raise AnswerProblem("there is more than one JSON object in it; write the final one only")
-    if _SURROGATE.search(again):
+    if HALF_CHARACTER.search(again):
         raise AnswerProblem("there are half characters (lone surrogates) in it")
     return value
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import datetime
 import hashlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..files import written_whole
 from .runs import groups, read_runs
 
 MAX_BYTES = 10_000_000
@@ -30,9 +30,6 @@ def write_report(
         output: The file. Without it `report.html` in the first run's folder.
     """
     try:
-        import jinja2
-        import markupsafe
-
         from . import card, collapse, curves, episodes
     except ImportError as error:
         raise ImportError(f'A report needs {error.name}: pip install "trl-gtr[report]"') from None
@@ -51,15 +48,7 @@ def write_report(
 
     charts = curves.charts(curves.CURVES, by_label)
     collapse_charts = curves.charts(curves.COLLAPSE, by_label) + curves.truth_charts(by_label)
-    script = markupsafe.Markup((TEMPLATES / "report.js").read_text("utf-8"))
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    html = environment.get_template("report.html.j2").render(
+    html = _render(
         title=", ".join(by_label),
         task=next((run.card["task"] for run in runs if run.card.get("task")), None),
         labels=list(by_label),
@@ -76,13 +65,32 @@ def write_report(
             "charts": [chart.data for chart in [*charts, *collapse_charts]],
         },
         has_episodes=any(run["episodes"] for run in shown.runs),
+    )
+    with written_whole(path) as file:
+        file.write_text(html, "utf-8", "replace")  # half characters, e.g. of a model that is quoted, become "?"
+    return path
+
+
+def _render(**values: Any) -> str:
+    """The template with its style and script in it; everything else is escaped."""
+    import jinja2
+    import markupsafe
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    script = markupsafe.Markup((TEMPLATES / "report.js").read_text("utf-8"))
+    return environment.get_template("report.html.j2").render(
+        **values,
         style=markupsafe.Markup((TEMPLATES / "report.css").read_text("utf-8")),
         script=script,
         script_hash=_hash(script),
         made=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     )
-    _write(path, html)
-    return path
 
 
 def _names(by_label: dict[str, list[Any]]) -> dict[int, str]:
@@ -97,12 +105,3 @@ def _names(by_label: dict[str, list[Any]]) -> dict[int, str]:
 def _hash(script: str) -> str:
     """How a content policy names the one script that may run."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
-def _write(path: Path, html: str) -> None:
-    # Half characters, e.g. in a warning that quotes a model, become question marks.
-    data = html.encode("utf-8", "replace")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}")
-    unfinished.write_bytes(data)
-    os.replace(unfinished, path)
