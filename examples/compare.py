@@ -22,7 +22,7 @@ import matplotlib
 import yaml
 from rich.console import Console
 
-from trl_gtr.comparison import comparison_table, draw_curves
+from trl_gtr.comparison import comparison_markdown, comparison_table, draw_curves
 
 matplotlib.use("Agg")
 EXAMPLES = Path(__file__).parent
@@ -31,17 +31,22 @@ STUDIES = EXAMPLES / "configs" / "studies"
 
 def run(study: dict[str, Any], arm: str, seed: int, folder: Path, options: list[str]) -> dict[str, Any]:
     """One run as a process of its own; its log history."""
-    state = folder / "trainer_state.json"
+    state, made_by = folder / "trainer_state.json", folder / "command.json"
+    command = [study["script"]]
+    for name, value in {**study["options"], **study["arms"][arm], "seed": seed}.items():
+        command += [f"--{name}", *(str(v) for v in (value if isinstance(value, list) else [value]))]
+    command += options
     if not state.is_file():
-        settings = {**study["options"], **study["arms"][arm], "seed": seed, "output_dir": folder, "overwrite": True}
-        command = [sys.executable, str(EXAMPLES / study["script"])]
-        for name, value in settings.items():
-            command += [f"--{name}", *(str(v) for v in (value if isinstance(value, list) else [value]))]
         folder.mkdir(parents=True, exist_ok=True)
+        script = [sys.executable, str(EXAMPLES / command[0]), *command[1:]]
         with (folder / "log.txt").open("w") as log:
-            code = subprocess.run([*command, *options], stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+            whole = [*script, "--output_dir", str(folder), "--overwrite", "true"]
+            code = subprocess.run(whole, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
         if code:
             raise SystemExit(f"{arm}, seed {seed} failed with status {code}: see {folder / 'log.txt'}")
+        made_by.write_text(json.dumps(command))
+    elif made_by.is_file() and json.loads(made_by.read_text()) != command:
+        raise SystemExit(f"{folder} was made with other options: remove it, or choose another --output.")
     return {"arm": arm, "seed": seed, "log": json.loads(state.read_text())["log_history"]}
 
 
@@ -66,7 +71,8 @@ def main() -> None:
     Console(width=200).print(comparison_table(runs, args.study))
     draw_curves(runs, output / "compare.png")
     (output / "compare.json").write_text(json.dumps(runs))
-    print(f"Figure and raw numbers are in {output}. Bands are the range over seeds.")
+    (output / "compare.md").write_text(comparison_markdown(runs))
+    print(f"Table, figure and raw numbers are in {output}. Bands are the range over seeds.")
 
 
 if __name__ == "__main__":

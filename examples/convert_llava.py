@@ -15,6 +15,8 @@ from trl_gtr.command_line import one_line_errors, parse_arguments
 from trl_gtr.llava_checkpoints import convert_checkpoint
 from trl_gtr.models import check_processor
 
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
 
 @dataclass
 class ConvertArguments:
@@ -31,6 +33,8 @@ class ConvertArguments:
 
 
 def convert(args: ConvertArguments) -> tuple[Any, Any]:
+    if args.dtype not in DTYPES:
+        raise ValueError(f"--dtype is one of {', '.join(DTYPES)}, not {args.dtype!r}.")
     output = Path(args.output)
     if output.exists() and any(output.iterdir()):
         raise ValueError(f"{output} is not empty: choose another --output.")
@@ -40,7 +44,7 @@ def convert(args: ConvertArguments) -> tuple[Any, Any]:
         args.source,
         vision_tower=args.vision_tower,
         chat_format=args.chat_format,
-        dtype=getattr(torch, args.dtype),
+        dtype=DTYPES[args.dtype],
     )
     check_processor(model, processor)
     return model, processor

@@ -20,6 +20,7 @@ def main() -> None:
     with launch.one_line_errors():
         config = CONFIGS / "gym_cards_tiny.yaml"
         script, args, model_args, corrector_args = launch.parse(config, description=__doc__)
+        launch.refuse_unused(script, "task_options", "eval_hands")
         task = launch.task_with_hands(script.task, script.hands, cut=script.cut)
         launch.check_output_dir(args, task, script.overwrite)
         corrector = make_corrector(corrector_args) if args.thought_cloning_coef > 0 else None

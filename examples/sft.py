@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 
 import torch
 from datasets import Dataset, concatenate_datasets
-from trl import ModelConfig, SFTConfig, SFTTrainer, get_peft_config, get_quantization_config
+from trl import ModelConfig, SFTConfig, SFTTrainer
 
-from trl_gtr import make_task, tiny_llava
+from trl_gtr import launch, make_task, tiny_llava
 from trl_gtr.command_line import one_line_errors, parse_arguments
-from trl_gtr.models import load_policy, lora_target_modules
 from trl_gtr.sft_data import make_sft_dataset, prompt_and_completion, read_llava_json
 from trl_gtr.tiny_llava.pool import POINTS24_POOL, alfworld_practice, reading_hands
 
@@ -60,25 +59,20 @@ def expert_data(args: DataArguments, seed: int) -> Dataset:
 def make_trainer(data: DataArguments, args: SFTConfig, model_args: ModelConfig) -> SFTTrainer:
     if (data.llava_json is None) == (not data.tasks):
         raise ValueError("Say what to learn from: either --tasks points24=1000 or --llava_json FILE.")
+    if model_args.use_peft and model_args.model_name_or_path in BUILDS:
+        raise ValueError("A model that is built here learns all its weights: leave --use_peft out.")
     dataset = read_llava_json(data.llava_json, data.image_folder) if data.llava_json else expert_data(data, args.seed)
     if model_args.model_name_or_path in BUILDS:
         model, processor = tiny_llava.build(args.seed, BUILDS[model_args.model_name_or_path])
+        peft_config = None
     else:
-        model, processor = load_policy(
-            model_args.model_name_or_path,
-            revision=model_args.model_revision,
-            trust_remote_code=model_args.trust_remote_code,
-            dtype=model_args.dtype,
-            quantization_config=get_quantization_config(model_args),
-        )
-    if model_args.use_peft and model_args.lora_target_modules is None:
-        model_args.lora_target_modules = lora_target_modules(model)
+        model, processor, peft_config = launch.load_model(model_args)
     return SFTTrainer(
         model,
         args,
         train_dataset=prompt_and_completion(dataset),
         processing_class=processor,
-        peft_config=get_peft_config(model_args),
+        peft_config=peft_config,
     )
 
 
@@ -90,10 +84,10 @@ def main() -> None:
             torch.set_num_threads(data.torch_threads)
         trainer = make_trainer(data, args, model_args)
     trainer.train()
-    if model_args.model_name_or_path in BUILDS:
-        tiny_llava.save(trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class, args.output_dir)
-    else:
+    if model_args.model_name_or_path not in BUILDS:
         trainer.save_model()  # with the processor
+    elif trainer.is_world_process_zero():
+        tiny_llava.save(trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class, args.output_dir)
 
 
 if __name__ == "__main__":

@@ -121,7 +121,8 @@ def test_what_is_missing_is_named(games: list[Path], monkeypatch: pytest.MonkeyP
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.setitem(sys.modules, "ai2thor", None)
     names = {finding.name for finding in missing_for_thor()}
-    assert {"X display", "ALFWorld's games"} <= names
+    assert "X display" in names
+    assert "ALFWorld's games" not in names  # which can be named one by one
     if any(finding.name == "ai2thor" for finding in missing_for_thor()):
         with pytest.raises(ImportError, match=r"(?s)THOR can't start.*DISPLAY is not set.*startx"):
             ALFWorldEnv(backend="thor", games=games)

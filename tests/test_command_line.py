@@ -84,6 +84,11 @@ def text_only(tmp_path: Path) -> Path:
         ("points24", ["--max_steps", "7"], "Set total_env_steps instead"),
         ("points24", ["stray"], "stray"),
         ("points24", ["--task", "ezpoints"], "take examples/gym_cards.py"),
+        ("points24", ["--task", "point24"], "did you mean 'points24'?"),
+        ("points24", ["--task_options", '{"a": 1}'], "--task_options means nothing to this script"),
+        ("gym_cards", ["--eval_hands", "pool"], "--eval_hands means nothing to this script"),
+        ("alfworld", ["--hands", "pool"], "--hands means nothing to this script"),
+        ("alfworld", ["--task", "points24"], "This script plays alfworld"),
         ("points24", ["--hands", "many"], "`hands` is all, or for points24 pool or unseen; not 'many'"),
         ("gym_cards", ["--task", "ezpoint"], "There is no task 'ezpoint'; did you mean 'ezpoints'?"),
         ("gym_cards", ["--task", "ezpoints", "--hands", "pool"], "not 'pool' for ezpoints"),
@@ -96,6 +101,14 @@ def text_only(tmp_path: Path) -> Path:
         ("evaluate", ["--task", "points24", "--split", "train"], "Task 'points24' has no option evaluation_split"),
         ("evaluate", ["--task", "blackjak"], "did you mean 'blackjack'?"),
         ("evaluate", ["--agent", "expert"], "did you mean `agents`?"),
+        ("evaluate", ["--batch_size", "0"], "--batch_size must be at least 1"),
+        ("evaluate", ["--episodes", "-3"], "--episodes must be at least 1"),
+        ("evaluate", ["--output", "nowhere/x.json"], "there is no such folder"),
+        ("evaluate", ["--dtype", "foo"], "there is float32"),
+        ("evaluate", ["--agents", "openai:gpt-4o"], "set OPENAI_API_KEY"),
+        ("sft", ["--output_dir", "x", "--tasks", "ezpoints=1", "--model_name_or_path", "build", "--use_peft"],
+         "leave --use_peft out"),
+        ("convert_llava", ["--source", "x", "--output", "y", "--dtype", "foo"], "--dtype is one of bfloat16"),
         ("sft", ["--output_dir", "x"], "either --tasks points24=1000 or --llava_json FILE"),
         ("sft", ["--output_dir", "x", "--tasks", "points24"], "write task=rows"),
         ("sft", ["--output_dir", "x", "--tasks", "pionts24=3"], "did you mean 'points24'?"),
@@ -108,6 +121,7 @@ def test_a_wrong_word_is_one_line(
     fails: Any, no_training: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, argv: Any, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     assert message in fails(name, *argv)
     assert not list(tmp_path.iterdir()), "nothing may be left behind"
 

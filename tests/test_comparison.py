@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from trl_gtr.comparison import comparison_table, curve, draw_curves, interval, largest_fall, summary
+from trl_gtr.comparison import (
+    comparison_markdown,
+    comparison_table,
+    curve,
+    draw_curves,
+    interval,
+    largest_fall,
+    summary,
+)
 
 
 def run(arm: str, seed: int, success: list[float], end: float) -> dict:
@@ -50,8 +58,13 @@ def test_table_and_figure(tmp_path) -> None:  # type: ignore[no-untyped-def]
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(comparison_table(RUNS, "a study"))
     text = console.export_text()
-    for words in ("gtr", "0.850 ±", "0.10"):
+    for words in ("gtr", "0.25 → 0.850 ±", "0.10", "+0.55"):
         assert words in text
+    header, _, gtr, ppo = comparison_markdown(RUNS).splitlines()
+    assert header.startswith("| arm | seeds | pool success | pool true thoughts | sampled success |")
+    assert gtr.startswith("| gtr | 2 | 0.25 → 0.850 ±")
+    assert "| 0.50 → 0.750 ± 0.000 |" in gtr
+    assert ppo.endswith("| 0.00 | +0.15 |")
     draw_curves(RUNS, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert list(curve(RUNS[2], "episode/success")) == [0.5]

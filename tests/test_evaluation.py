@@ -174,6 +174,14 @@ def test_a_process_may_have_no_episode_to_play():
 def test_no_episodes_is_an_error():
     with pytest.raises(ValueError, match="at least one episode"):
         evaluate_agent(RandomAgent(), ColourTask(), 0)
+    with pytest.raises(ValueError, match="one environment"):
+        evaluate_agent(RandomAgent(), ColourTask(), 3, num_envs=0)
+
+
+def test_an_evaluation_that_is_stopped_counts_what_was_played():
+    left = iter([False] * 5)  # five vector steps of two environments, episodes of two steps
+    report = evaluate_agent(RandomAgent(), ColourTask(length=2), 20, num_envs=2, stopped=lambda: next(left, True))
+    assert [episode.index for episode in report.episodes] == [0, 1, 2, 3]
 
 
 def test_a_report_says_the_same_as_json():

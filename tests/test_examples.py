@@ -100,13 +100,26 @@ def test_custom_task(tmp_path: Path) -> None:
     assert {"start_lamp_success", "end_lamp_success"} <= set(log_of(tmp_path / "agent"))
 
 
-def test_sft_makes_a_model_that_is_evaluated(tmp_path: Path) -> None:
+def test_sft_of_an_adapter_and_training_from_it(tmp_path: Path) -> None:
+    """The way of a real checkpoint: LoRA on given weights, then GTR with another LoRA on the adapted model."""
+    lora = ["--model_name_or_path", "tiny", "--use_peft", "--lora_r", "2"]
+    short = ["--tasks", "ezpoints=16", "--per_device_train_batch_size", "8", "--max_steps", "1", "--use_cpu"]
+    run(PYTHON, "sft.py", *lora, *short, "--output_dir", "adapter", cwd=tmp_path)
+    assert (tmp_path / "adapter" / "adapter_config.json").is_file()
+    lora[1] = "adapter"
+    run(PYTHON, "gym_cards.py", "--task", "ezpoints", *lora, *SHORT, "--output_dir", "agent", cwd=tmp_path)
+    assert "end_ezpoints_success" in log_of(tmp_path / "agent")
+
+
+def test_sft_makes_a_model_that_plays(tmp_path: Path) -> None:
     config = ROOT / "examples" / "configs" / "sft_tiny.yaml"
     short = ["--tasks", "ezpoints=16", "points24_pool=16", "--per_device_train_batch_size", "8"]
     run(PYTHON, "sft.py", "--config", config, *short, "--output_dir", "start", cwd=tmp_path)
     assert {path.name for path in tiny_llava.path().iterdir()} <= {
         path.name for path in (tmp_path / "start").iterdir()
     }
+    played = run(PYTHON, "evaluate.py", "--task", "ezpoints", "--agents", "start", "--episodes", "2", cwd=tmp_path)
+    assert "ezpoints, hands: all, 2 episodes each" in played
 
 
 def test_compare(tmp_path: Path) -> None:

@@ -181,3 +181,7 @@ class TestLora:
         assert again == after
         with loaded.disable_adapter():
             assert [g.ids.tolist() for g in policy.generate(loaded, prompts, images, greedy=True)] == before
+        processor.save_pretrained(tmp_path)
+        merged, _ = load_policy(tmp_path)  # an adapter's folder is a model like any other
+        assert [g.ids.tolist() for g in policy.generate(merged, prompts, images, greedy=True)] == after
+        assert lora_target_modules(merged) == lora_target_modules(fresh)

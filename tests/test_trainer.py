@@ -19,7 +19,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.modeling_layers import GradientCheckpointingLayer
 from trl.experimental.ppo import PPOTrainer
 
-from trl_gtr import ppo
+from trl_gtr import checkpoints, ppo
 from trl_gtr.callbacks import ThoughtCollapseCallback
 from trl_gtr.correctors import BudgetExhausted, ExpertCorrector
 from trl_gtr.models import lora_target_modules
@@ -654,6 +654,7 @@ def test_losses_that_are_not_finite_are_skipped_and_end_the_run_with_a_checkpoin
     # Four steps an update: the second one is not finished, but counted and saved.
     assert [entry["optim/skipped_steps"] for entry in trainer.state.log_history] == [4, 2]
     assert (tmp_path / "run" / "checkpoint-2" / "trainer_state.json").is_file()
+    assert checkpoints.read_run_state(tmp_path / "run" / "checkpoint-2", 0)["skipped_in_a_row"] == 0
 
 
 def test_a_single_bad_gradient_costs_a_single_step(make_trainer, caplog):
@@ -730,6 +731,7 @@ def test_a_foreign_or_damaged_checkpoint_is_refused_with_what_differs(make_train
     assert "gamma was 0.9 and is 0.5; per_device_train_batch_size was 8 and is 4" in refusal(
         gamma=0.5, per_device_train_batch_size=4
     )
+    assert "task.env_kwargs was {} and is {'length': 5}" in refusal(ColourTask(length=5))
     make_trainer(gamma=0.5, allow_changed_config=True).train(resume_from_checkpoint=str(checkpoint))
     contents = checkpoint / "gtr_contents.json"
     alone = contents.read_text()
@@ -744,6 +746,60 @@ def test_a_foreign_or_damaged_checkpoint_is_refused_with_what_differs(make_train
     assert "damaged: model.safetensors has 1000 bytes, not" in refusal()
     weights.unlink()
     assert "damaged: model.safetensors is missing" in refusal()
+    contents.write_text(alone[:100])
+    assert "damaged: gtr_contents.json can't be read" in refusal()
+
+
+def test_an_adapter_is_resumed_with_its_own_settings_only(make_trainer, toy_checkpoint, tmp_path):
+    model = AutoModelForImageTextToText.from_pretrained(toy_checkpoint)
+
+    def make(alpha):
+        lora = LoraConfig(r=2, lora_alpha=alpha, target_modules=lora_target_modules(model))
+        return make_trainer(save_strategy="steps", total_env_steps=16, trainer_kwargs={"peft_config": lora})
+
+    make(4).train()
+    with pytest.raises(ValueError, match=r"adapter.lora_alpha was 4 and is 8"):
+        make(8).train(resume_from_checkpoint=True)
+    assert make(4).train(resume_from_checkpoint=True).global_step == 1
+
+
+def test_logits_that_are_not_finite_end_the_run_with_a_checkpoint(make_trainer, tmp_path):
+    trainer = make_trainer(save_strategy="steps", save_steps=10)
+    finish = trainer._finish_update
+
+    def break_it(*args):
+        finish(*args)
+        with torch.no_grad():
+            trainer.trained.policy.get_output_embeddings().weight[0, 0] = math.nan
+
+    trainer._finish_update = break_it
+    with pytest.raises(FloatingPointError, match=r"the logits of generation are not finite \(process 0\)"):
+        trainer.train()
+    assert (tmp_path / "run" / "checkpoint-1" / "trainer_state.json").is_file()
+
+
+def test_a_stop_is_saved_beside_an_older_run(make_trainer, tmp_path):
+    """That there is a checkpoint of this number doesn't mean that it is ours."""
+
+    class Spent:
+        exhausted = False
+
+        def correct(self, requests):
+            self.exhausted = True
+            return [Correction("right")] * len(requests)
+
+    make_trainer(save_strategy="steps", total_env_steps=16).train()
+    older = (tmp_path / "run" / "checkpoint-1" / "trainer_state.json").stat().st_mtime_ns
+    make_trainer(corrector=Spent(), save_strategy="steps", save_steps=10, learning_rate=1e-2).train()
+    assert (tmp_path / "run" / "checkpoint-1" / "trainer_state.json").stat().st_mtime_ns > older
+
+
+def test_an_evaluation_ends_when_the_run_is_told_to_stop(make_trainer):
+    trainer = make_trainer(eval_episodes=50)
+    trainer.signals.received = 15
+    before = len(trainer.state.log_history)
+    assert trainer.evaluate() == {}
+    assert len(trainer.state.log_history) == before  # half of one is in no log
 
 
 @pytest.mark.parametrize("failing", ["torch.save", "safetensors.torch.save_file", "trl_gtr.checkpoints.publish"])

@@ -72,7 +72,7 @@ def test_a_lost_worker_costs_one_episode() -> None:
             assert (rewards[0], terminated[0], truncated[0], truncated[1]) == (0.0, False, True, False)
             assert rewards[1] > 0
             final = unpack_infos(infos, 2)[0]["final_info"]
-            assert (final["worker_lost"], final["bootstrap"]) == (True, False)
+            assert final["worker_lost"]
             assert final["inner"] == {"count": 1}  # the last that was known
             assert infos["final_obs"][0].tolist() == before[0].tolist() == [1, final["target"]]
             assert observations[0][0] == 0  # a new episode has begun
@@ -115,6 +115,62 @@ def test_states_are_saved_and_restored() -> None:
     finally:
         envs.close()
         others.close()
+
+
+def test_a_worker_lost_between_steps_costs_one_episode_here_and_where_its_state_goes() -> None:
+    envs, others = WorkerVectorEnv(make, 2), WorkerVectorEnv(make, 2)
+    try:
+        envs.reset(seed=5)
+        others.reset(seed=9)
+        before = envs.step(["go", "go"])[0]
+        envs.workers[0].kill()
+        states = envs.get_states()
+        os.kill(others.workers[1].pid, signal.SIGKILL)
+        others.set_states(states)  # and a worker that is lost there is replaced
+        for each in (envs, others):
+            with pytest.warns(UserWarning, match="environment 0 is replaced"):
+                observations, _, _, truncated, infos = each.step(["go", "go"])
+            assert truncated.tolist() == [True, False]
+            assert infos["final_obs"][0].tolist() == before[0].tolist()
+            assert observations[1][0] == 2
+        # The new episode is the same one too.
+        assert all(map(same, envs.step(["go", "go"]), others.step(["go", "go"])))
+    finally:
+        envs.close()
+        others.close()
+
+
+def test_environments_that_can_not_be_pickled_are_kept() -> None:
+    class Unpicklable(Counter):
+        def __getstate__(self) -> dict[str, Any]:
+            raise TypeError("not me")
+
+    envs = WorkerVectorEnv(Unpicklable, 1, recycle_after=1)
+    try:
+        envs.reset(seed=0)
+        pid = envs.workers[0].pid
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in range(12):
+                envs.step(["go"])
+        assert ["recycled no more" in str(each.message) for each in said] == [True]
+        assert (envs.workers[0].pid, envs.lost_episodes) == (pid, 0)
+    finally:
+        envs.close()
+
+
+def test_signals_to_the_run_leave_its_workers_alone() -> None:
+    envs = WorkerVectorEnv(make, 1)
+    try:
+        envs.reset(seed=0)
+        pid = envs.workers[0].pid
+        assert os.getpgid(pid) != os.getpgid(0)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            os.kill(pid, number)
+        envs.step(["go"])
+        assert (envs.workers[0].pid, envs.lost_episodes) == (pid, 0)
+    finally:
+        envs.close()
 
 
 def running(pid: int) -> bool:
@@ -228,7 +284,7 @@ def test_a_lost_episode_is_counted_and_no_failure() -> None:
     finally:
         collector.close()
     lost = next(t for t in rollout.transitions if t.env_index == 0)
-    assert (lost.reward, lost.truncated, lost.bootstrap) == (0.0, True, False)
+    assert (lost.reward, lost.truncated, lost.bootstrap) == (0.0, True, True)
     means = Means()
     count_rollout(rollout, task, means)
     metrics = means.reduce()

@@ -77,6 +77,8 @@ class ServedAgent:
         except ImportError:
             raise ImportError('ServedAgent needs the openai package: pip install "trl-gtr[openai]"') from None
         key = os.environ.get("OPENAI_API_KEY") or ("none" if base_url else None)
+        if key is None:
+            raise ValueError(f"{model} needs a key: set OPENAI_API_KEY, or --base_url for a server of your own.")
         self.client: Any = openai.OpenAI(base_url=base_url, api_key=key, max_retries=4, timeout=60.0)
         self.model, self.temperature, self.max_completion_length = model, temperature, max_completion_length
         self.concurrency = concurrency

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.trainer_utils import get_last_checkpoint
@@ -54,8 +54,12 @@ def publish(folder: Path, final: Path, settings: Mapping[str, Any]) -> None:
 def check(folder: str | Path, settings: Mapping[str, Any], allow_changes: bool = False) -> str | None:
     """What keeps this checkpoint from being resumed with these settings; `None` if nothing does."""
     folder = Path(folder)
-    contents = json.loads((folder / CONTENTS_FILE).read_text())
-    for name, (size, checksum) in contents["files"].items():
+    try:
+        contents = json.loads((folder / CONTENTS_FILE).read_text())
+        files, then = contents["files"].items(), dict(contents["settings"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{folder} is damaged: {CONTENTS_FILE} can't be read ({error!r})."
+    for name, (size, checksum) in files:
         path = folder / name
         if not path.is_file():
             return f"{folder} is damaged: {name} is missing."
@@ -63,8 +67,11 @@ def check(folder: str | Path, settings: Mapping[str, Any], allow_changes: bool =
             return f"{folder} is damaged: {name} has {path.stat().st_size} bytes, not {size}."
         if _checksum(path) != checksum:
             return f"{folder} is damaged: the contents of {name} have changed."
+    try:
+        check_task(folder, settings["task"])
+    except ValueError as error:
+        return str(error)
     now = json.loads(json.dumps(dict(settings)))
-    then = contents["settings"]
     changed = [name for name in {**then, **now} if then.get(name) != now.get(name)]
     if "processes" in changed:
         return (
@@ -72,9 +79,14 @@ def check(folder: str | Path, settings: Mapping[str, Any], allow_changes: bool =
             "and corrections of its own. Launch as many."
         )
     if changed and not allow_changes:
-        listed = "; ".join(f"{name} was {then.get(name)!r} and is {now.get(name)!r}" for name in changed)
+        listed = "; ".join(f"{name} was {_short(then.get(name))} and is {_short(now.get(name))}" for name in changed)
         return f"{folder} is of another run: {listed}. Set them back, or set `allow_changed_config=True`."
     return None
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}…"
 
 
 def _checksum(path: Path) -> int:
@@ -118,13 +130,19 @@ def saved_task(folder: str | Path) -> str | None:
     file = Path(folder) / VALUE_HEAD_FILE
     if not file.is_file():
         return None
-    with safe_open(file, "pt") as stored:
-        return (stored.metadata() or {}).get("task")
+    try:
+        with safe_open(file, "pt") as stored:
+            return (stored.metadata() or {}).get("task")
+    except SafetensorError as error:
+        raise ValueError(f"{folder} is damaged: {VALUE_HEAD_FILE} can't be read ({error}).") from error
 
 
 def check_task(checkpoint: str | Path, task: str) -> None:
     """A run can be resumed on its own task only."""
-    if (saved := saved_task(checkpoint)) != task:
+    saved = saved_task(checkpoint)
+    if saved is None:
+        raise ValueError(f"{checkpoint} is damaged: {VALUE_HEAD_FILE} is missing.")
+    if saved != task:
         raise ValueError(
             f"{checkpoint} is of a run on {saved!r}, not on {task!r}: resume it on {saved!r}, or start a new run in "
             "another --output_dir with this folder as --model_name_or_path."
@@ -163,8 +181,10 @@ def load_policy_weights(folder: str | Path, policy: nn.Module) -> None:
         from peft import load_peft_weights, set_peft_model_state_dict
 
         outcome = set_peft_model_state_dict(policy, load_peft_weights(str(folder), device="cpu"))
-        if outcome.unexpected_keys:
-            raise ValueError(f"{folder} holds an adapter of another shape: {outcome.unexpected_keys[:3]} …")
+        trained = {name for name, weight in policy.named_parameters() if weight.requires_grad}
+        foreign = [*outcome.unexpected_keys, *trained.intersection(outcome.missing_keys)]
+        if foreign:
+            raise ValueError(f"{folder} holds an adapter of another shape: {foreign[:3]} …")
         return
     model = unwrap_adapter(policy)
     # Through from_pretrained, not load_state_dict: a checkpoint's keys may be named otherwise than the module's.

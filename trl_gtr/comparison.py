@@ -5,6 +5,7 @@ A run is `{"arm": name, "seed": int, "log": log_history}`, the last as in `train
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,16 @@ CURVES = {
 }
 """What is drawn, by its name in the log."""
 
-_STUDENT_T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
+SAMPLED = {
+    "episode/success": "sampled success",
+    "thoughts/true": "sampled true thoughts",
+    "thoughts/identical_across_states": "identical across states",
+    "thoughts/self_bleu": "self-BLEU",
+    "thoughts/length_words": "words a thought",
+}
+"""What training itself played, in the table."""
+
+_STUDENT_T = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26, 15: 2.14, 20: 2.09}
 
 
 def curve(run: Run, name: str) -> np.ndarray:
@@ -38,11 +48,12 @@ def summary(run: Run) -> dict[str, float]:
     evaluated = {name: value for entry in run["log"] for name, value in entry.items()}
     row = {
         name.replace("_", " "): evaluated[name]
-        for name in sorted(evaluated, reverse=True)
+        for name in sorted(evaluated, key=lambda name: (name.endswith("true_thoughts"), name))
         if name.startswith(("start_", "end_")) and name.endswith(("_success", "_true_thoughts"))
     }
-    row["sampled success"] = float(curve(run, "episode/success")[-LAST_UPDATES:].mean())
-    row["sampled true thoughts"] = float(curve(run, "thoughts/true")[-LAST_UPDATES:].mean())
+    for name, words in SAMPLED.items():
+        if len(values := curve(run, name)):
+            row[words] = float(values[-LAST_UPDATES:].mean())
     return row
 
 
@@ -55,7 +66,7 @@ def interval(values: Sequence[float]) -> str:
     """Mean and 95 % interval over seeds (Student's t)."""
     if len(values) < 2:
         return f"{values[0]:.3f}"
-    half = _STUDENT_T.get(len(values), 2.0) * np.std(values, ddof=1) / np.sqrt(len(values))
+    half = _STUDENT_T[max(n for n in _STUDENT_T if n <= len(values))] * np.std(values, ddof=1) / np.sqrt(len(values))
     return f"{np.mean(values):.3f} ± {half:.3f}"
 
 
@@ -66,14 +77,51 @@ def by_arm(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return arms
 
 
+def arm_row(arm: str, runs: Sequence[Run]) -> dict[str, str]:
+    """An arm in words: evaluations as start → end with the end's interval, then what training sampled at its end.
+
+    The largest fall is of sampled success from one update to the next, on any seed; the smallest gain is of the first
+    evaluation's success from start to end, on any seed.
+    """
+    rows = [summary(run) for run in runs]
+    cells = {"arm": arm, "seeds": str(len(runs))}
+    gains = None
+    for name in rows[0]:
+        values = [row[name] for row in rows if name in row]
+        if name.startswith("start "):
+            continue
+        if name.startswith("end "):
+            words = name.removeprefix("end ")
+            starts = [row.get(f"start {words}", math.nan) for row in rows]
+            cells[words] = f"{np.mean(starts):.2f} → {interval(values)}"
+            if gains is None and words.endswith("success"):
+                gains = [end - start for start, end in zip(starts, values, strict=True)]
+        else:
+            cells[name] = interval(values)
+    cells["largest fall"] = f"{max(map(largest_fall, runs)):.2f}"
+    if gains is not None:
+        cells["smallest gain"] = f"{min(gains):+.2f}"
+    return cells
+
+
+def comparison_rows(runs: Sequence[Run]) -> list[dict[str, str]]:
+    return [arm_row(arm, mine) for arm, mine in by_arm(runs).items()]
+
+
 def comparison_table(runs: Sequence[Run], title: str) -> Table:
-    """A row per arm: mean and interval of everything in `summary`, and the worst fall of any seed."""
-    columns = list(summary(runs[0]))
-    table = Table("arm", "seeds", *columns, "largest fall", title=f"{title}: mean and 95 % interval over seeds")
-    for arm, mine in by_arm(runs).items():
-        cells = [interval([summary(run)[name] for run in mine]) for name in columns]
-        table.add_row(arm, str(len(mine)), *cells, f"{max(largest_fall(run) for run in mine):.2f}")
+    """A row per arm."""
+    rows = comparison_rows(runs)
+    table = Table(*rows[0], title=f"{title}: mean and 95 % interval over seeds")
+    for row in rows:
+        table.add_row(*(row.get(name, "") for name in rows[0]))
     return table
+
+
+def comparison_markdown(runs: Sequence[Run]) -> str:
+    """The same table for a page."""
+    rows = comparison_rows(runs)
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *([row.get(name, "") for name in rows[0]] for row in rows)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def draw_band(axis: Any, runs: Sequence[Run], name: str, label: str, colour: str | None = None) -> None:

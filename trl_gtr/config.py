@@ -188,8 +188,10 @@ class GTRConfig(PPOConfig):
         "Seconds after which a process hands in what it has collected, so that slow environments don't keep the "
         "others waiting; looked at between steps. None: half of `ddp_timeout` with several processes, else no limit.",
     )
-    correction_timeout: float = _field(
-        300.0, "Seconds to wait, when a rollout ends, for corrections; what isn't back by then has failed."
+    correction_timeout: float | None = _field(
+        None,
+        "Seconds to wait, when a rollout ends, for corrections; what isn't back by then has failed. None: 300, or a "
+        "quarter of `ddp_timeout` with several processes if that is less.",
     )
     ddp_timeout: int = _field(1800, "Seconds that a process waits for the others before the run ends with an error.")
     max_skipped_steps: int = _field(
@@ -230,6 +232,13 @@ class GTRConfig(PPOConfig):
         if self.rollout_timeout is not None:
             return self.rollout_timeout
         return self.ddp_timeout / 2 if PartialState().num_processes > 1 else math.inf
+
+    @property
+    def correction_deadline(self) -> float:
+        """`correction_timeout` in seconds, its default filled in."""
+        if self.correction_timeout is not None:
+            return self.correction_timeout
+        return min(300.0, self.ddp_timeout / 4) if PartialState().num_processes > 1 else 300.0
 
     def resume_settings(self) -> dict[str, Any]:
         """What a resumed run must share with its checkpoint: everything that decides what is learned."""
@@ -313,6 +322,11 @@ class GTRConfig(PPOConfig):
             "`ppo_coef` and `thought_cloning_coef` are both 0: nothing would be learned. Raise one of them.",
         )
         self._check_sizes(PartialState().num_processes)
+        _require(
+            PartialState().num_processes == 1 or self.rollout_deadline + self.correction_deadline < self.ddp_timeout,
+            f"`rollout_timeout` ({self.rollout_deadline:g}) and `correction_timeout` ({self.correction_deadline:g}) "
+            f"together must be less than `ddp_timeout` ({self.ddp_timeout}), after which the others wait no longer.",
+        )
         _require(
             not self.fsdp and not str_to_bool(os.environ.get("ACCELERATE_USE_FSDP", "False")),
             "FSDP is not supported: use DDP or DeepSpeed (examples/accelerate_configs).",

@@ -49,6 +49,7 @@ class Arguments:
     max_completion_length: int = field(default=256, metadata={"help": "Most new tokens of a response."})
     batch_size: int = field(default=32, metadata={"help": "Episodes side by side."})
     device: str = field(default="cuda" if torch.cuda.is_available() else "cpu", metadata={"help": "Where models run."})
+    dtype: str = field(default="float32", metadata={"help": "Precision of models, e.g. bfloat16."})
     base_url: str | None = field(default=None, metadata={"help": "Server of openai:MODEL agents."})
     any_task: bool = field(default=False, metadata={"help": "Let agents play that were trained on another task."})
     output: str | None = field(default=None, metadata={"help": "Write every episode's result to this JSON file."})
@@ -68,7 +69,7 @@ def make_agent(name: str, task: Task, args: Arguments) -> Agent:
         )
     if not args.any_task and saved_task(name) not in (None, task.name):
         raise ValueError(f"{name} was trained on {saved_task(name)}: set --task to that, or --any_task to play on.")
-    model, processor = load_policy(name)
+    model, processor = load_policy(name, dtype=args.dtype)
     model = model.to(args.device).eval()
     policy = VLMPolicy(
         model,
@@ -80,9 +81,23 @@ def make_agent(name: str, task: Task, args: Arguments) -> Agent:
     return PolicyAgent(lambda prompts, images: policy.generate(model, prompts, images, greedy=greedy))
 
 
+def _check(args: Arguments) -> None:
+    """What would otherwise be found out when everything has been played."""
+    for name in ("episodes", "batch_size", "max_completion_length"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name} must be at least 1, not {getattr(args, name)}.")
+    if args.temperature < 0:
+        raise ValueError("--temperature must not be negative; 0 is greedy.")
+    if not isinstance(getattr(torch, args.dtype, None), torch.dtype):
+        raise ValueError(f"--dtype {args.dtype}: there is float32, bfloat16 and float16.")
+    if args.output and not Path(args.output).absolute().parent.is_dir():
+        raise ValueError(f"--output {args.output}: there is no such folder. Make it first.")
+
+
 def main(argv: Sequence[str] | None = None, description: str | None = __doc__) -> None:
     with one_line_errors():
         (args,) = parse_arguments([Arguments], argv, description=description)
+        _check(args)
         options = launch.json_options(args.task_options) | ({"evaluation_split": args.split} if args.split else {})
         task = launch.task_with_hands(args.task, args.hands, **options)
         task.make_env(evaluation=True).close()  # what it lacks is told now

@@ -95,14 +95,11 @@ class EvaluationReport:
 
     def metrics(self) -> dict[str, float]:
         steps = sum(e.length for e in self.episodes)
-        low, high = self.success.interval
         solvable = self.success_solvable
         return {
-            "success": self.success.value,
-            "success_low": low,
-            "success_high": high,
+            **_with_interval("success", self.success),
             # Left out where no deal could be won: there is no share of nothing.
-            **({"success_solvable": solvable.value} if solvable.count else {}),
+            **(_with_interval("success_solvable", solvable) if solvable.count else {}),
             "return": self.mean_return,
             "length": steps / len(self.episodes),
             "valid": sum(e.valid_steps for e in self.episodes) / steps,
@@ -127,6 +124,11 @@ class EvaluationReport:
         }
 
 
+def _with_interval(name: str, rate: Rate) -> dict[str, float]:
+    low, high = rate.interval
+    return {name: rate.value, f"{name}_low": low, f"{name}_high": high}
+
+
 def evaluate_agent(
     agent: Agent,
     task: Task,
@@ -135,6 +137,7 @@ def evaluate_agent(
     seed: int = 0,
     num_envs: int = 16,
     invalid_action: str = "random",
+    stopped: Callable[[], bool] = lambda: False,
 ) -> EvaluationReport:
     """Play episodes and count.
 
@@ -145,15 +148,16 @@ def evaluate_agent(
         seed: Decides the deals, together with the episode's number.
         num_envs: Episodes played side by side.
         invalid_action: As in `GTRConfig`: a response that names no legal action plays a random one, or costs a step.
+        stopped: Asked between steps; `True` ends the evaluation, and episodes that aren't over don't count.
     """
     numbers = list(range(episodes)) if isinstance(episodes, int) else list(episodes)
-    if episodes == 0:
-        raise ValueError("An evaluation needs at least one episode: raise `episodes`.")
+    if num_envs < 1 or (isinstance(episodes, int) and episodes < 1):
+        raise ValueError("An evaluation needs at least one episode and one environment.")
     waiting = list(reversed(numbers))
     playing: list[_Episode] = []
     results: list[EpisodeResult] = []
     with _Envs(task, min(num_envs, len(numbers))) as envs:
-        while waiting or playing:
+        while (waiting or playing) and not stopped():
             begun: list[_Episode] = []
             while waiting and len(playing) + len(begun) < num_envs:
                 begun.append(_Episode(task, envs.take(), waiting.pop(), seed, invalid_action))

@@ -91,6 +91,14 @@ def parse(
     return script, args, model_args, corrector_args
 
 
+def refuse_unused(script: ScriptArguments, *names: str) -> None:
+    """An option that does nothing is a mistake that nobody notices."""
+    defaults = ScriptArguments()
+    for name in names:
+        if getattr(script, name) != getattr(defaults, name):
+            raise ValueError(f"--{name} means nothing to this script: leave it out.")
+
+
 def check_output_dir(args: GTRConfig, task: Task, overwrite: bool = False) -> None:
     """Refuse to mix two runs in one folder or two tasks in one run, and find out now whether it can be written."""
     if checkpoint := checkpoints.resolve_checkpoint(resume_from(args), args.output_dir):
@@ -168,8 +176,8 @@ def train_and_report(
         evaluate("start")
     trainer.train(resume_from_checkpoint=resume_from(trainer.args))
     trainer.collector.close()
+    trainer.save_model()  # before anything else can go wrong
     evaluate("end")
-    trainer.save_model()
     trainer.save_state()
     if trainer.is_world_process_zero():
         title = f"{trainer.task.name} before and after {trainer.state.global_step} updates, "

@@ -15,16 +15,16 @@ class Means:
         self._sums: dict[str, list[float]] = {}
         self._maxima: dict[str, float] = {}
 
-    def add(self, name: str, values: torch.Tensor | Iterable[float] | float) -> None:
-        """Count each of `values` once."""
+    def add(self, name: str, values: torch.Tensor | Iterable[float] | float, weight: float = 1.0) -> None:
+        """Count each of `values`, once or by a `weight`."""
         if isinstance(values, torch.Tensor):
             total, count = float(values.detach().double().sum()), values.numel()
         else:
-            items = [float(values)] if isinstance(values, float | int) else [float(value) for value in values]
+            items = [float(value) for value in values] if isinstance(values, Iterable) else [float(values)]
             total, count = sum(items), len(items)
-        entry = self._sums.setdefault(name, [0.0, 0])
-        entry[0] += total
-        entry[1] += count
+        entry = self._sums.setdefault(name, [0.0, 0.0])
+        entry[0] += weight * total
+        entry[1] += weight * count
 
     def maximum(self, name: str, value: float) -> None:
         self._maxima[name] = max(value, self._maxima.get(name, value))
@@ -39,7 +39,7 @@ class Means:
         total = Means()
         for sums, maxima in states:
             for name, (value, count) in sums.items():
-                entry = total._sums.setdefault(name, [0.0, 0])
+                entry = total._sums.setdefault(name, [0.0, 0.0])
                 entry[0] += value
                 entry[1] += count
             for name, value in maxima.items():

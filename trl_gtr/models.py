@@ -21,6 +21,7 @@ _NEEDED = (
     "GTR needs a vision-language model, one that `AutoModelForImageTextToText` loads (LLaVA, LLaVA-NeXT, Qwen-VL, "
     "Idefics3, SmolVLM, …)."
 )
+_ADAPTER = "adapter_config.json"
 
 
 def load_policy(
@@ -34,7 +35,7 @@ def load_policy(
 
     In float32 unless told otherwise, as TRL does: many checkpoints are stored in float16, in which training overflows.
     The names `"tiny"` (card games) and `"tiny-alfworld"` stand for the models that ship with this package
-    (`trl_gtr.tiny_llava`).
+    (`trl_gtr.tiny_llava`). Of an adapter's folder it is the adapted model: base and adapter merged into one.
     """
     if model_name_or_path in tiny_llava.VARIANTS:
         model_name_or_path = tiny_llava.path(str(model_name_or_path))
@@ -52,9 +53,23 @@ def load_policy(
             "LLaVA, LLaVA-NeXT and Idefics3 work without it."
         ) from error
     model_kwargs.setdefault("dtype", torch.float32)
-    model = AutoModelForImageTextToText.from_pretrained(model_name_or_path, **source, **model_kwargs)
+    if (Path(model_name_or_path) / _ADAPTER).is_file():
+        model = _merged(model_name_or_path, **model_kwargs)
+    else:
+        model = AutoModelForImageTextToText.from_pretrained(model_name_or_path, **source, **model_kwargs)
     check_processor(model, processor)
     return model, processor
+
+
+def _merged(folder: str | os.PathLike[str], **model_kwargs: Any) -> Any:
+    """The model that an adapter was trained on, with the adapter in its weights."""
+    from peft import PeftConfig, PeftModel
+
+    base = PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
+    if not base:
+        raise ValueError(f"{folder} holds an adapter that doesn't say of which model: set it in {_ADAPTER}.")
+    model, _ = load_policy(base, **model_kwargs)
+    return PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
 
 
 def check_source(model_name_or_path: str | os.PathLike[str], **source: Any) -> None:
@@ -63,7 +78,7 @@ def check_source(model_name_or_path: str | os.PathLike[str], **source: Any) -> N
     name, folder = os.fspath(model_name_or_path), Path(model_name_or_path)
     refuse_original(folder)
     if folder.is_dir():
-        if (folder / "adapter_config.json").is_file():
+        if (folder / _ADAPTER).is_file():
             return  # of an adapter, whose own config names the model
         if not (folder / "config.json").is_file():
             newest = get_last_checkpoint(folder)

@@ -135,6 +135,8 @@ class SampledDistribution(LogitsProcessor):
         self.padding = ~prompt_mask.bool()
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if torch.isnan(scores).any():
+            raise FloatingPointError("the logits of generation are not finite")
         if self.repetition_penalty != 1.0:
             prompt_length = self.padding.shape[1]
             last = input_ids[:, prompt_length - 1 : prompt_length]

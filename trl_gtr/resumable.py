@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,17 @@ class ResumableTrainer(PPOBridge):
     env_steps: int = 0
     """Steps of all environments since the run began."""
     _saving_to: str | None = None
+    _saved_step: int | None = None
+    """The update after which this run, or the one that it continues, was last saved."""
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Policy (or adapter) as an ordinary `from_pretrained` folder, with the value head beside it."""
-        super().save_model(output_dir, _internal_call)
-        value_head = self.value_head_state()
-        if self.args.should_save:
-            checkpoints.save_value_head(output_dir or self.args.output_dir, value_head, self.task.name)
+        value_head, folder = self.value_head_state(), output_dir or self.args.output_dir
+        # DeepSpeed's processes save the optimizer together after this: a full disk must be known to all before.
+        with self._failing_together(f"The policy could not be written to {folder}"):
+            super().save_model(output_dir, _internal_call)
+            if self.args.should_save:
+                checkpoints.save_value_head(folder, value_head, self.task.name)
 
     def _checkpoint_folder(self) -> Path:
         return Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
@@ -61,21 +66,24 @@ class ResumableTrainer(PPOBridge):
         if self.args.should_save:
             shutil.rmtree(incomplete, ignore_errors=True)
         self.processes.meet("update")
-        with self._failing_together(final, incomplete):
+        with self._failing_together(f"{final} could not be written"):
             self._saving_to = str(incomplete)
             try:
                 super()._save_checkpoint(model, trial)
                 self._save_run_state(incomplete / final.name)
             finally:
                 self._saving_to = None
-        with self._failing_together(final, incomplete):
+        with self._failing_together(f"{final} could not be written"):
             if self.args.should_save:
                 checkpoints.publish(incomplete / final.name, final, self._settings())
+        self._saved_step = self.state.global_step
+        with self._failing_together(f"{final} is written, but older ones could not be removed"):
+            if self.args.should_save:
                 rotate_checkpoints(self.args.output_dir, self.args.save_total_limit, use_mtime=True)
                 shutil.rmtree(incomplete)
 
     @contextmanager
-    def _failing_together(self, final: Path, incomplete: Path) -> Iterator[None]:
+    def _failing_together(self, what: str) -> Iterator[None]:
         """What goes wrong here on one process is said by all of them; what was half written is removed."""
         error: Exception | None = None
         try:
@@ -85,29 +93,31 @@ class ResumableTrainer(PPOBridge):
         faults = self.processes.gather(repr(error) if error else None)
         if any(faults):
             if self.args.should_save:
-                shutil.rmtree(incomplete, ignore_errors=True)
+                shutil.rmtree(Path(self.args.output_dir) / checkpoints.INCOMPLETE, ignore_errors=True)
             listed = "; ".join(f"process {rank}: {fault}" for rank, fault in enumerate(faults) if fault)
-            raise OSError(
-                f"{final} could not be written ({listed}). Earlier checkpoints are as they were: mend that and resume."
-            ) from error
+            raise OSError(f"{what} ({listed}). Earlier checkpoints are as they were: mend that and resume.") from error
 
     def _save_run_state(self, folder: Path) -> None:
         corrector = self.corrector.state_dict() if hasattr(self.corrector, "state_dict") else None
         state = {
             "corrector": corrector,
             "env_steps": self.env_steps,
-            "skipped_in_a_row": self.updater.skipped_in_a_row,
+            # A run that was given up begins to count anew, or it would end again at once.
+            "skipped_in_a_row": 0 if self.updater.gave_up else self.updater.skipped_in_a_row,
         }
         checkpoints.save_run_state(folder, self.processes.rank, self.buffer, self.collector, state)
 
     def _settings(self) -> dict[str, Any]:
         """What a checkpoint can only be resumed with."""
         corrector = None if self.corrector is None else identity_of(self.corrector)
-        return {"corrector": corrector, **self.args.resume_settings()}
+        task = {f"task.{name}": value for name, value in _written(vars(self.task)).items() if name[0] != "_"}
+        adapter = getattr(self.trained.policy, "peft_config", {}).get("default")
+        lora = {f"adapter.{name}": value for name, value in _written(adapter.to_dict() if adapter else {}).items()}
+        lora.pop("adapter.peft_version", None)
+        return {"task": self.task.name, "corrector": corrector, **task, **lora, **self.args.resume_settings()}
 
     def _resume(self, checkpoint: str) -> None:
         rank, trained = self.processes.rank, self.trained
-        checkpoints.check_task(checkpoint, self.task.name)
         allowed = self.args.allow_changed_config
         fault = checkpoints.check(checkpoint, self._settings(), allowed) if self.is_world_process_zero() else None
         fault = self.processes.gather(fault)[0]
@@ -129,6 +139,8 @@ class ResumableTrainer(PPOBridge):
                 group["lr"] = base * factor(self.lr_scheduler.last_epoch)
             self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
         self.load_trainer_state(checkpoint)
+        if self._checkpoint_folder().resolve() == Path(checkpoint).resolve():
+            self._saved_step = self.state.global_step
         checkpoints.load_run_state(checkpoint, rank, self.buffer, self.collector)
         self.env_steps, self.updater.skipped_in_a_row = state["env_steps"], state["skipped_in_a_row"]
         if state["corrector"] is not None and hasattr(self.corrector, "load_state_dict"):
@@ -137,38 +149,44 @@ class ResumableTrainer(PPOBridge):
 
     def _stop_early(self, reason: str) -> None:
         """Leave a checkpoint behind, unless saving is off or there is one already."""
-        folder = self._checkpoint_folder()
-        exists = self.processes.gather(folder.exists())[0]  # a shared disk may tell each process another thing
-        if self.args.save_strategy != "no" and not exists:
+        if self.args.save_strategy != "no" and self._saved_step != self.state.global_step:
             self._save_checkpoint(self.model, trial=None)
         if self.is_world_process_zero():
-            where = f"Resume from {folder}." if folder.exists() else "Nothing is saved (save_strategy='no')."
+            saved = self._saved_step == self.state.global_step
+            where = f"Resume from {self._checkpoint_folder()}." if saved else "Nothing is saved (save_strategy='no')."
             logger.warning("The run stops after update %d: %s. %s", self.state.global_step, reason, where)
 
     def _before_collection(self) -> tuple[bytes, dict[str, Any]] | None:
         """What collecting changes, where a checkpoint may have to be written of the state before it."""
-        if self.args.save_strategy == "no" or self._checkpoint_folder().exists():
+        if self.args.save_strategy == "no" or self._saved_step == self.state.global_step:
             return None
         return self.collector.state_dict(), checkpoints.random_states()
 
     def _stop_if_told(
-        self, received: Sequence[int | None], before: tuple[bytes, dict[str, Any]] | None = None
+        self,
+        received: Sequence[int | None],
+        faults: Sequence[str | None] = (),
+        before: tuple[bytes, dict[str, Any]] | None = None,
     ) -> None:
-        """On a signal to any process: save where the last update ended, and leave as a scheduler expects it.
+        """On a signal to any process, or where one can't act: save where the last update ended, and leave.
 
         Args:
             received: The signal of each process.
+            faults: Why a process can't act.
             before: The state before a rollout that is now abandoned.
         """
         number = next((each for each in received if each is not None), None)
-        if number is None:
+        fault = next((f"{each} (process {rank})" for rank, each in enumerate(faults) if each), None)
+        if number is None and fault is None:
             return
         if before is not None:
             self.collector.load_state_dict(before[0])
             checkpoints.set_random_states(before[1])
-        self._stop_early(f"{signal.Signals(number).name} received")
+        self._stop_early(fault or f"{signal.Signals(number or 0).name} received")
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
-        raise SystemExit(128 + number)
+        if fault is not None:
+            raise FloatingPointError(fault)
+        raise SystemExit(128 + (number or 0))  # as a scheduler expects it
 
     def _stop_where_needed(self, rollout: Rollout) -> None:
         """After an update: nothing left to spend, or nothing learned because no number is finite."""
@@ -185,3 +203,12 @@ class ResumableTrainer(PPOBridge):
                 f"{reason}. Look for rewards that aren't finite, lower the learning rate, or train in float32 or "
                 "bfloat16: float16 overflows."
             )
+
+
+def _written(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Those values that can be written down and compared."""
+    written: dict[str, Any] = {}
+    for name, value in values.items():
+        with suppress(TypeError, ValueError):
+            written[name] = json.loads(json.dumps(sorted(value) if isinstance(value, set | frozenset) else value))
+    return written

@@ -10,7 +10,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from .correctors.background import DaemonPool
 from .correctors.base import BudgetExhausted, Corrector, failed
 from .environments.workers import WorkerVectorEnv
 from .tasks.base import Task
@@ -63,7 +64,7 @@ class RolloutCollector:
     ) -> None:
         self.task, self.generate, self.corrector = task, generate, corrector
         self.first_index, self.penalize = first_index, invalid_action == "penalty"
-        self.envs = make_vector_env(partial(make_env, task, self.penalize), num_envs, in_processes(task))
+        self.envs = make_vector_env(task, self.penalize, num_envs)
         self.correction_workers = correction_workers
         indices = range(first_index, first_index + num_envs)
         self.rngs = [np.random.default_rng([seed, index, 1]) for index in indices]
@@ -94,17 +95,16 @@ class RolloutCollector:
         reopen = getattr(self.corrector, "reopen", None)
         if reopen is not None:
             reopen()  # an earlier run may have been interrupted
-        pool = ThreadPoolExecutor(self.correction_workers, thread_name_prefix="corrector")
+        pool = DaemonPool(self.correction_workers, "corrector")
         try:
             return self._collect(steps, pool, time.monotonic() + timeout, correction_timeout, stopped)
         finally:
-            # Nothing is left to wait for, but after an error or an interrupt.
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.cancel()
 
     def _collect(
         self,
         steps: int,
-        pool: ThreadPoolExecutor,
+        pool: DaemonPool,
         deadline: float,
         correction_timeout: float,
         stopped: Callable[[], bool],
@@ -147,7 +147,7 @@ class RolloutCollector:
         return [self.task.prompt(image, info) for image, info in zip(self.images, self.infos, strict=True)]
 
     def _ask_corrector(
-        self, pool: ThreadPoolExecutor, prompts: list[str], responses: list[Response]
+        self, pool: DaemonPool, prompts: list[str], responses: list[Response]
     ) -> tuple[Future[list[Correction]] | None, list[int]]:
         """Send every parsable thought of this vector step off; say which environments they belong to."""
         indices = [i for i, response in enumerate(responses) if response.valid]
@@ -268,9 +268,10 @@ def make_env(task: Task, penalize: bool) -> gym.Env:
     return SkippableStep(env) if penalize else env
 
 
-def make_vector_env(make: Callable[[], gym.Env], num_envs: int, processes: bool) -> SyncVectorEnv | WorkerVectorEnv:
-    if processes:
-        return WorkerVectorEnv(make, num_envs, step_timeout=120, start_timeout=300, recycle_after=200)
+def make_vector_env(task: Task, penalize: bool, num_envs: int) -> SyncVectorEnv | WorkerVectorEnv:
+    make = partial(make_env, task, penalize)
+    if in_processes(task):
+        return WorkerVectorEnv(make, num_envs, **getattr(task, "worker_options", {}))
     return SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 

@@ -193,21 +193,26 @@ class GTRTrainer(ResumableTrainer):
         """A rollout, and how many steps the environments of each process have made in it."""
         args, start = self.args, time.perf_counter()
         before = self._before_collection()
+        rollout, fault = Rollout([], [], [], []), None
         with self._acting_policy():
-            rollout = self.collector.collect(
-                args.rollout_steps,
-                timeout=args.rollout_deadline,
-                correction_timeout=args.correction_timeout,
-                stopped=lambda: self.signals.received is not None,
-            )
+            try:
+                rollout = self.collector.collect(
+                    args.rollout_steps,
+                    timeout=args.rollout_deadline,
+                    correction_timeout=args.correction_deadline,
+                    stopped=lambda: self.signals.received is not None,
+                )
+            except FloatingPointError as error:  # the others must hear of it, or they wait
+                fault = str(error)
             seconds = time.perf_counter() - start
             rollout.times["wait_for_processes"] = self.processes.meet("collection")
-        own = (len(rollout) // len(rollout.last_images), seconds, self.signals.received)
-        reports = self.processes.gather(own)
-        self._stop_if_told([received for *_, received in reports], before)
+        made = len(rollout) // self.collector.envs.num_envs
+        reports = self.processes.gather((made, seconds, self.signals.received, fault))
+        made_by_each, spent_by_each, received, faults = zip(*reports, strict=True)
+        self._stop_if_told(received, faults, before)
         if self.processes.count > 1:
-            rollout.times |= {f"collect_rank_{rank}": spent for rank, (_, spent, _) in enumerate(reports)}
-        for rank, (made, spent, _) in enumerate(reports):
+            rollout.times |= {f"collect_rank_{rank}": spent for rank, spent in enumerate(spent_by_each)}
+        for rank, (made, spent) in enumerate(zip(made_by_each, spent_by_each, strict=True)):
             if made < args.rollout_steps and self.is_world_process_zero():
                 logger.warning(
                     "Process %d ran out of time (rollout_timeout): it hands in %d of %d steps after %.1f s.",
@@ -216,7 +221,7 @@ class GTRTrainer(ResumableTrainer):
                     args.rollout_steps,
                     spent,
                 )
-        return rollout, [made for made, *_ in reports]
+        return rollout, list(made_by_each)
 
     def _store_corrections(self, rollout: Rollout) -> int:
         """Put this rollout's labels into the buffer; how many steps were corrected, over all processes."""
@@ -347,9 +352,11 @@ class GTRTrainer(ResumableTrainer):
         assert task is not None
         mine = range(self.processes.rank, episodes or args.eval_episodes, self.processes.count)
         agent = PolicyAgent(lambda prompts, images: self._generate(prompts, images, greedy=args.eval_greedy))
+        several = self.processes.count > 1
+        end = time.monotonic() + (args.ddp_timeout / 2 if several else math.inf)  # nobody waits longer for a slow one
         # Its own random numbers: how often one evaluates must not change what is learned.
         with torch.random.fork_rng(), torch.no_grad(), self._acting_policy():
-            torch.manual_seed(args.seed)
+            torch.manual_seed(args.seed + self.processes.rank)
             played = evaluate_agent(
                 agent,
                 task,
@@ -357,9 +364,16 @@ class GTRTrainer(ResumableTrainer):
                 seed=args.seed,
                 num_envs=args.per_device_eval_batch_size,
                 invalid_action=args.invalid_action,
+                stopped=lambda: self.signals.received is not None or time.monotonic() > end,
             ).episodes
             self.processes.meet("evaluation")
+        if any(self.processes.gather(self.signals.received)):
+            return {}  # the run is about to stop; half an evaluation would be in its log
         everybody = [episode for each in self.processes.gather(played) for episode in each]
+        if len(everybody) < (episodes or args.eval_episodes):
+            logger.warning("%d episodes were evaluated in the time that there was.", len(everybody))
+            if not everybody:
+                return {}
         self.last_evaluation = EvaluationReport(task.name, tuple(sorted(everybody, key=lambda e: e.index)))
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in self.last_evaluation.metrics().items()}
         self.log(metrics)

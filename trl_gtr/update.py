@@ -119,9 +119,10 @@ class Updater:
                 for _ in range(args.cloning_steps):
                     if self.gave_up:
                         break
-                    for i in reversed(range(args.gradient_accumulation_steps)):
-                        loss = self._cloning_term(experience, means, args.gradient_accumulation_steps)
-                        self._backward(loss, means, last=i == 0)
+                    rounds = args.gradient_accumulation_steps
+                    for i in range(rounds):
+                        loss = self._cloning_term(experience, means, rounds)
+                        self._backward(loss, means, rounds, last=i == rounds - 1)
         means.maximum("optim/skipped_steps", self.skipped)
 
     @property
@@ -159,7 +160,7 @@ class Updater:
                     loss = loss + self._ppo_terms(experience, micro_batch, mini_batch.size, means, drift, first)
                 if self.clones and args.update_schedule == "joint":
                     loss = loss + self._cloning_term(experience, means, rounds)
-                self._backward(loss, means, last=i == rounds - 1)
+                self._backward(loss, means, rounds, last=i == rounds - 1)
             first = False
             if self.gave_up:
                 return False
@@ -293,10 +294,10 @@ class Updater:
         logprobs, mask = self.policy.score_tokens(self.module, prompts, images, ids)
         positions = torch.arange(mask.shape[1], device=mask.device)
         losses = cloning_loss(logprobs, positions[None] < torch.tensor(labels, device=mask.device)[:, None])
-        if len(self.buffer) and torch.isfinite(losses).all():
-            means.add("loss/cloning", losses)
-        weight = self.args.gradient_accumulation_steps / rounds
-        weight *= self.processes.count * len(self.buffer) / self.all_labels
+        share = len(self.buffer) / self.all_labels
+        if share and torch.isfinite(losses).all():
+            means.add("loss/cloning", losses, weight=share)
+        weight = share * self.processes.count * self.args.gradient_accumulation_steps / rounds
         loss = experience.cloning_coef * weight * losses.mean()
         self._look_for_nan(loss, {"the labels' log-probs (logits)": logprobs})
         return loss
@@ -308,13 +309,13 @@ class Updater:
             self.not_finite = next((k for k, v in tensors.items() if not torch.isfinite(v).all()), "the loss")
         return bad
 
-    def _backward(self, loss: Tensor | float, means: Means, last: bool) -> None:
-        """One backward pass; behind the `last` one of a mini-batch an optimizer step."""
+    def _backward(self, loss: Tensor | float, means: Means, rounds: int, last: bool) -> None:
+        """One backward pass of a mini-batch's `rounds`; behind the `last` one an optimizer step."""
         if not isinstance(loss, Tensor):
             return  # every term is off
         finite = bool(torch.isfinite(loss))
         if finite:
-            means.add("loss/total", loss[None])
+            means.add("loss/total", loss[None] * rounds / self.args.gradient_accumulation_steps)
         self._bad_loss = self._bad_loss or not finite
         self.accelerator.sync_gradients = last
         # DeepSpeed's processes go through their backward passes together, and it skips such a step by itself.
@@ -360,7 +361,7 @@ class Updater:
 
     def _count_step(self, stepped: bool) -> None:
         if stepped:
-            self.skipped_in_a_row = 0
+            self.skipped_in_a_row, self.not_finite = 0, None
             return
         self.skipped += 1
         self.skipped_in_a_row += 1

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for async clients behind a blocking interface."""
+"""Threads that never keep Python from ending: an event loop for async clients, and a pool for blocking calls."""
 
 from __future__ import annotations
 
@@ -47,6 +47,39 @@ class BackgroundLoop:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+class DaemonPool:
+    """Runs calls in threads of their own, `workers` at a time.
+
+    Not `ThreadPoolExecutor`: Python waits for an executor's threads at its end, and a corrector may never answer.
+    """
+
+    def __init__(self, workers: int, name: str):
+        self.name = name
+        self._slots = threading.Semaphore(workers)
+        self._futures: list[Future[Any]] = []
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        future: Future[T] = Future()
+
+        def work() -> None:
+            with self._slots:
+                if not future.set_running_or_notify_cancel():
+                    return
+                try:
+                    future.set_result(function(*arguments))
+                except BaseException as error:
+                    future.set_exception(error)
+
+        self._futures.append(future)
+        threading.Thread(target=work, name=self.name, daemon=True).start()
+        return future
+
+    def cancel(self) -> None:
+        """What hasn't begun never will."""
+        for future in self._futures:
+            future.cancel()
 
 
 async def _cancel_all(finally_run: Callable[[], Coroutine[Any, Any, None]]) -> None:

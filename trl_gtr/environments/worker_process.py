@@ -58,7 +58,8 @@ class Served:
 
 def main(fd: int) -> None:
     """Answer requests until the connection closes, which it does when the parent ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end is ours
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # for the parent, whose end is ours
+        signal.signal(number, signal.SIG_IGN)
     parent = os.getppid()
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     connection = Connection(fd)

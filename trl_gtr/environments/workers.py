@@ -34,6 +34,10 @@ class WorkerLost(RuntimeError):
     """A worker has crashed, hung, or its environment has raised an error."""
 
 
+class WorkerFailed(WorkerLost):
+    """The environment has raised an error. The worker lives and takes the next request."""
+
+
 class WorkerRefused(WorkerLost, ValueError):
     """The environment can't be made: something that it needs is wrong or missing."""
 
@@ -46,10 +50,14 @@ class Worker:
         with theirs:
             boot = _BOOT.format(path=[entry or os.getcwd() for entry in sys.path], fd=theirs.fileno())
             self._process = subprocess.Popen(
-                [sys.executable, "-c", boot], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+                [sys.executable, "-c", boot],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # a signal to the run's process group is for the run, which needs us to save
             )
         self.connection = Connection(ours.detach())
         self.episodes = 0
+        self._killed = False
         self.send("make", make_env)
 
     @property
@@ -63,16 +71,18 @@ class Worker:
 
     def answer(self, timeout: float | None) -> Any:
         """The answer to the oldest request. Raises `WorkerLost` if none comes in time, or if it is an error."""
+        if self._killed:
+            raise WorkerLost("the process was ended")  # an answer may have come since then, to an older request
         try:
             if not self.connection.poll(timeout):
                 raise WorkerLost(f"no answer within {timeout} s")
             kind, value = cloudpickle.loads(self.connection.recv_bytes())
-        except (EOFError, ConnectionResetError) as error:
+        except (EOFError, OSError) as error:  # OSError: in the middle of a message
             raise WorkerLost(f"the process has ended{self._exit_code()}") from error
         if kind == "refusal":
             raise WorkerRefused(value)
         if kind == "error":
-            raise WorkerLost(value)
+            raise WorkerFailed(value)
         return value
 
     def _exit_code(self) -> str:
@@ -80,6 +90,11 @@ class Worker:
             return f" with exit code {self._process.wait(timeout=1)}"
         except subprocess.TimeoutExpired:
             return ""
+
+    def kill(self) -> None:
+        """End the process by force; whoever asks it next finds it lost."""
+        self._process.kill()
+        self._killed = True
 
     def stop(self, patience: float = 0.0) -> None:
         """End the process: by closing its connection if it has time, by force if not."""
@@ -152,8 +167,8 @@ class WorkerVectorEnv(VectorEnv):
 
     `reset`, `step` and the infos are those of `SyncVectorEnv(..., autoreset_mode=AutoresetMode.SAME_STEP)`. A worker
     that crashes, raises or doesn't answer within `step_timeout` is replaced. Its episode is lost: the step is
-    truncated with reward 0, the last known observation, and `info["worker_lost"] = True`, `info["bootstrap"] = False`
-    in its final info; `lost_episodes` counts them. A worker that is lost three times without a step in between
+    truncated with reward 0, the last known observation, and `info["worker_lost"] = True` in its final info;
+    `lost_episodes` counts them. A worker that is lost three times without a step in between
     raises, for then the environment itself is broken.
 
     Args:
@@ -180,7 +195,7 @@ class WorkerVectorEnv(VectorEnv):
         self.step_timeout, self.start_timeout, self.recycle_after = step_timeout, start_timeout, recycle_after
         self.lost_episodes = 0
         self._make_env = cloudpickle.dumps(make_env)
-        self._seeds = np.random.default_rng()
+        self._seeds = [np.random.default_rng() for _ in range(num_envs)]
         self._failures = [0] * num_envs
         self.workers = [Worker(self._make_env) for _ in range(num_envs)]
         try:
@@ -206,9 +221,7 @@ class WorkerVectorEnv(VectorEnv):
         if len(seeds) != self.num_envs:
             raise ValueError(f"reset needs {self.num_envs} seeds, one for each environment, not {len(seeds)}.")
         # Replaced workers draw their seeds from here, so that a run with a crash goes the same way again.
-        self._seeds = np.random.default_rng(
-            [0 if each is None else each for each in seeds] if seed is not None else None
-        )
+        self._seeds = [np.random.default_rng(None if each is None else [each, 1]) for each in seeds]
         for worker, each in zip(self.workers, seeds, strict=True):
             worker.send("reset", each, options)
         infos: dict[str, Any] = {}
@@ -259,18 +272,53 @@ class WorkerVectorEnv(VectorEnv):
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def get_states(self) -> list[bytes]:
-        """Every environment in mid-episode, pickled, with the random numbers to come."""
+        """Every environment in mid-episode, pickled, with the random numbers to come.
+
+        A worker that is found lost has no state. That its episode is lost too is the next step's news, here and where
+        the states are restored.
+        """
         for worker in self.workers:
             worker.send("get_state")
-        return [worker.answer(self.start_timeout) for worker in self.workers]
+        states = []
+        for i, worker in enumerate(self.workers):
+            try:
+                state = worker.answer(self.start_timeout)
+            except WorkerFailed:
+                raise  # it can't be pickled
+            except WorkerLost:
+                worker.kill()
+                state = None
+            states.append(cloudpickle.dumps((state, self._last[i], self._seeds[i])))
+        return states
 
     def set_states(self, states: Sequence[bytes]) -> None:
         if len(states) != self.num_envs:
             raise ValueError(f"There are {len(states)} states for {self.num_envs} environments.")
-        for worker, state in zip(self.workers, states, strict=True):
-            worker.send("set_state", state)
-        for worker in self.workers:
+        environments = []
+        for i, stored in enumerate(states):
+            state, self._last[i], self._seeds[i] = cloudpickle.loads(stored)
+            environments.append(state)
+            if state is None:
+                self.workers[i].kill()
+            else:
+                self.workers[i].send("set_state", state)
+        for i, state in enumerate(environments):
+            if state is None:
+                continue
+            try:
+                self.workers[i].answer(self.start_timeout)
+            except WorkerFailed:
+                raise
+            except WorkerLost:
+                self.workers[i].stop()
+                self.workers[i] = self._worker_at(state)
+
+    def _worker_at(self, state: bytes) -> Worker:
+        worker = Worker(self._make_env)
+        worker.send("set_state", state)
+        for _ in ("make", "set_state"):
             worker.answer(self.start_timeout)
+        return worker
 
     # -- workers come and go ---------------------------------------------------------------------------------------
 
@@ -286,7 +334,7 @@ class WorkerVectorEnv(VectorEnv):
             warnings.warn(f"The worker of environment {i} is replaced and its episode lost: {loss}", stacklevel=3)
             self.workers[i].stop()
             self.workers[i] = Worker(self._make_env)
-            self.workers[i].send("reset", int(self._seeds.integers(2**31)), None)
+            self.workers[i].send("reset", int(self._seeds[i].integers(2**31)), None)
             try:
                 self.workers[i].answer(self.start_timeout)
                 observation, info = self.workers[i].answer(self.start_timeout)
@@ -295,7 +343,7 @@ class WorkerVectorEnv(VectorEnv):
                 loss = again
         self.lost_episodes += 1
         last_observation, last_info = self._last[i]
-        final_info = {**copy.deepcopy(last_info), "worker_lost": True, "bootstrap": False}
+        final_info = {**copy.deepcopy(last_info), "worker_lost": True}
         return observation, 0.0, False, True, info, (last_observation, final_info)
 
     def _count_episode(self, i: int) -> None:
@@ -305,13 +353,17 @@ class WorkerVectorEnv(VectorEnv):
             return
         old = self.workers[i]
         old.send("get_state")
-        state = old.answer(self.start_timeout)
-        new = Worker(self._make_env)
-        new.send("set_state", state)
-        new.answer(self.start_timeout)
-        new.answer(self.start_timeout)
-        self.workers[i] = new
-        old.stop(patience=2.0)
+        try:
+            self.workers[i] = self._worker_at(old.answer(self.start_timeout))
+        except WorkerFailed as failure:
+            warnings.warn(
+                f"Workers are recycled no more, for the environment can't be pickled: {failure}", stacklevel=3
+            )
+            self.recycle_after = None
+        except WorkerLost:
+            old.kill()  # the next step replaces it
+        else:
+            old.stop(patience=2.0)
 
     def _observations(self) -> Any:
         empty: Any = create_empty_array(self.single_observation_space, n=self.num_envs, fn=np.zeros)

@@ -62,7 +62,8 @@ class Task(Protocol):
     - `difficulty(info) -> str`: what kind of deal this is, from its first `info`. Evaluation shows success by it, the
       kinds sorted by name;
     - `metrics(transitions) -> Mapping[str, float]`: more to log about a whole episode, in training and evaluation;
-    - `vectorization = "processes"`: each environment gets a process of its own (slow, leaking or crashing ones).
+    - `vectorization = "processes"`: each environment gets a process of its own (slow, leaking or crashing ones);
+    - `worker_options: Mapping`: options of `WorkerVectorEnv` for them, e.g. `{"step_timeout": 30}`.
     """
 
     name: str

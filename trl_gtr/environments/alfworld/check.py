@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from .games import DEFAULT_DATA, FOLDER
 from .generator import SPLITS, bundled_games
 
+TESTED = {"alfworld": "0.4.2", "ai2thor": "2.1.0"}
 THOR_BUILDS = "~/.ai2thor/releases"
 
 
@@ -43,7 +43,7 @@ def text_findings() -> list[Finding]:
 def data_finding() -> Finding:
     setting = os.environ.get("ALFWORLD_DATA")
     root = Path(os.path.expandvars(setting or DEFAULT_DATA)).expanduser()
-    counts = {split: len(list((root / FOLDER / split).glob("*/*/traj_data.json"))) for split in SPLITS}
+    counts = {split: len(list((root / FOLDER / split).glob("*/*/game.tw-pddl"))) for split in SPLITS}
     where = f"ALFWORLD_DATA={setting}" if setting else f"ALFWORLD_DATA is not set; looked in {root}"
     found = ", ".join(f"{split} {count}" for split, count in counts.items())
     return Finding(
@@ -68,8 +68,10 @@ def thor_findings() -> list[Finding]:
 
 
 def missing_for_thor() -> list[Finding]:
-    """What THOR still needs. The Unity build isn't counted: ai2thor fetches it when it first starts."""
-    return [finding for finding in thor_findings() if not finding.there and finding.name != "Unity build"]
+    """What THOR still needs, whatever is played. Nor is the Unity build counted: ai2thor fetches it when it first
+    starts."""
+    needless = ("Unity build", data_finding().name)
+    return [finding for finding in thor_findings() if not finding.there and finding.name not in needless]
 
 
 def report() -> tuple[str, bool]:
@@ -79,7 +81,7 @@ def report() -> tuple[str, bool]:
     verdicts = {
         'backend="text" on bundled games': playable,
         'backend="text" on ALFWorld\'s games': playable and data.there,
-        'backend="thor"': not missing_for_thor(),
+        'backend="thor"': data.there and not missing_for_thor(),
     }
     lines = ["Text games", *map(str, text), str(data), "", "THOR", *map(str, thor[1:-1]), "", "So"]
     lines += [f"{'can run' if able else 'can NOT run'}: {name}" for name, able in verdicts.items()]
@@ -87,13 +89,13 @@ def report() -> tuple[str, bool]:
 
 
 def _package(module: str, distribution: str, remedy: str) -> Finding:
-    if importlib.util.find_spec(module) is None:
-        return Finding(module, False, "not installed", remedy)
+    # By its metadata, not by importing: a script of the same name in the current folder is no package.
     try:
         version = importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
-        version = "version unknown"
-    return Finding(module, True, version)
+        return Finding(module, False, "not installed", remedy)
+    tested = TESTED.get(distribution, version)
+    return Finding(module, True, version if version == tested else f"{version} (made for {tested})")
 
 
 def _display() -> Finding:

@@ -134,7 +134,13 @@ class ALFWorldEnv(gym.Env[np.ndarray, str]):
         return observation, reward, moment.won, False, info
 
     def render(self) -> np.ndarray | None:
-        return self._moment.image.copy() if self.render_mode == "rgb_array" else None
+        if self.render_mode != "rgb_array":
+            return None
+        if self._commands is not None:
+            self._now()  # a copy from a pickle catches up
+        elif not hasattr(self, "_moment"):
+            raise ValueError("There is nothing to see yet: call reset() before render().")
+        return self._moment.image.copy()
 
     def close(self) -> None:
         if self._engine is not None:

@@ -114,7 +114,10 @@ def _named(name: str | os.PathLike[str]) -> list[Game]:
     """The games that a user's entry stands for."""
     text = os.fspath(name)
     if text.startswith("bundled:"):
-        return [Game(text, text.removeprefix("bundled:").split("/")[0])]
+        task_type, _, seed = text.removeprefix("bundled:").partition("/")
+        if task_type not in TASK_TYPES or not seed.isdecimal():
+            raise ValueError(f"games: {text!r} should be bundled:<task type>/<seed>, of {', '.join(TASK_TYPES)}.")
+        return [Game(text, task_type)]
     path = Path(text).expanduser()
     files = sorted(path.rglob("game.tw-pddl")) if path.is_dir() else [path]
     if not files or not files[0].is_file():
