@@ -95,6 +95,16 @@ def test_gym_cards_without_a_corrector_asks_none(tmp_path: Path, monkeypatch: py
     assert not [name for name in log if name.startswith("corrector/")]
 
 
+def test_two_processes(tmp_path: Path) -> None:
+    two = [*ACCELERATE, "--config_file", str(ROOT / "examples" / "accelerate_configs" / "cpu_2proc.yaml")]
+    shown = run(two, "points24.py", *SHORT, "--per_device_train_batch_size", "4", cwd=tmp_path)
+    assert shown.count("The agent is in runs/points24.") == 1
+    log = log_of(tmp_path / "runs" / "points24")
+    assert log["env_steps"] == 32
+    assert {"time/collect_rank_0", "time/collect_rank_1"} <= set(log)
+    assert log["end_pool_episodes"] == 2  # one on each process
+
+
 def test_custom_task(tmp_path: Path) -> None:
     run(PYTHON, "custom_task.py", *SHORT, "--output_dir", "agent", cwd=tmp_path)
     assert {"start_lamp_success", "end_lamp_success"} <= set(log_of(tmp_path / "agent"))
