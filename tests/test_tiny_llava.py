@@ -207,10 +207,11 @@ def test_shipped_weights_do_what_is_stated(shipped: tuple[Any, Any], stated: dic
     policy = VLMPolicy(model, processor, max_completion_length=96)
     agent = PolicyAgent(lambda prompts, images: policy.generate(model, prompts, images, greedy=True))
     task = task_with_hands(stated["task"], stated["hands"])
-    measured = evaluate_agent(agent, task, 24, seed=77, num_envs=24).metrics()
+    episodes = 96 if stated["task"] in ("points24", "ezpoints") and stated["hands"] != "unseen" else 24
+    measured = evaluate_agent(agent, task, episodes, seed=77, num_envs=32).metrics()
     assert measured["success_high"] > stated["success_low"]
     assert measured["success_low"] < stated["success_high"]
-    assert measured["valid"] > 0.8  # steps of an episode fail together: no interval for so few
+    assert measured["valid"] > stated["valid"] - 0.1  # steps of an episode fail together: no interval for so few
 
 
 def test_shipped_model_reads_unseen_hands(shipped: tuple[Any, Any]) -> None:

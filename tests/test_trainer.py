@@ -688,6 +688,8 @@ def test_a_resumed_run_is_the_same_run(make_trainer, toy_checkpoint, tmp_path, a
             save_strategy="steps",
             save_steps=2,
             total_env_steps=64,
+            update_schedule="joint" if adapter else "separate",
+            cloning_learning_rate=0.0 if adapter else 2e-3,
             trainer_kwargs=peft,
             task=ColourTask(length=3),  # episodes that reach over the end of a rollout
         )
@@ -699,6 +701,18 @@ def test_a_resumed_run_is_the_same_run(make_trainer, toy_checkpoint, tmp_path, a
     assert steady(resumed.state.log_history) == steady(whole.state.log_history)
     final, again = parameters(whole.trained), parameters(resumed.trained)
     assert all(torch.equal(final[name], again[name]) for name in final)
+
+
+def test_the_phases_have_moments_of_their_own(make_trainer):
+    trainer = make_trainer(update_schedule="separate", cloning_steps=3, total_env_steps=32)
+    trainer.train()
+    weight = trainer.trained.policy.get_output_embeddings().weight
+    ppo_moments, cloning_moments = trainer.optimizer.state[weight], trainer.updater._moments[weight]
+    # Two updates: of 2 epochs with 2 mini-batches, and of 3 cloning steps.
+    assert (int(ppo_moments["step"]), int(cloning_moments["step"])) == (8, 6)
+    assert not torch.equal(ppo_moments["exp_avg"], cloning_moments["exp_avg"])
+    head = next(trainer.trained.value_head.parameters())
+    assert head not in trainer.updater._moments  # which cloning has nothing to do with
 
 
 def test_resume_true_takes_the_newest_and_says_if_there_is_none(make_trainer):

@@ -27,6 +27,7 @@ from .rollouts import RolloutCollector
 from .thought_cloning import CorrectionBuffer
 
 VALUE_HEAD_FILE = "value_head.safetensors"
+CLONING_FILE = "cloning_optimizer.pt"
 BUFFER_FILE = "correction_buffer_{rank}.npz"
 ENVIRONMENTS_FILE = "environments_{rank}.pkl"
 STATE_FILE = "gtr_state_{rank}.json"

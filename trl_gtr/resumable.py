@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import rotate_checkpoints
 
@@ -106,6 +107,8 @@ class ResumableTrainer(PPOBridge):
             "skipped_in_a_row": 0 if self.updater.gave_up else self.updater.skipped_in_a_row,
         }
         checkpoints.save_run_state(folder, self.processes.rank, self.buffer, self.collector, state)
+        if self.args.should_save and not self.processes.deepspeed:
+            torch.save(self.updater.state_dict(), folder / checkpoints.CLONING_FILE)
 
     def _settings(self) -> dict[str, Any]:
         """What a checkpoint can only be resumed with."""
@@ -131,6 +134,9 @@ class ResumableTrainer(PPOBridge):
             checkpoints.load_value_head(checkpoint, trained.value_head)
         self._load_optimizer_and_scheduler(checkpoint)
         self._load_scaler(checkpoint)
+        if not self.processes.deepspeed:
+            moments = torch.load(Path(checkpoint, checkpoints.CLONING_FILE), map_location="cpu", weights_only=True)
+            self.updater.load_state_dict(moments)
         if isinstance(self.lr_scheduler, LambdaLR):
             # This run's schedule, which is another one if the run was made longer.
             for group, base, factor in zip(

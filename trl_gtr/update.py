@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -94,6 +95,7 @@ class Updater:
     ) -> None:
         self.args, self.accelerator, self.processes = args, accelerator, processes
         self.module, self.optimizer, self.policy, self.buffer = module, optimizer, policy, buffer
+        self._moments: dict[Any, Any] = defaultdict(dict)
         self.skipped_in_a_row = 0
         self._bad_loss = False
         self.not_finite: str | None = None
@@ -115,7 +117,7 @@ class Updater:
                     break
             means.add("policy/epochs", epochs)
         if not joint and self.clones:
-            with self._cloning_learning_rate():
+            with self._cloning_optimizer():
                 for _ in range(args.cloning_steps):
                     if self.gave_up:
                         break
@@ -371,18 +373,41 @@ class Updater:
         return f"{self.not_finite or 'a tensor of another process'} is not finite"
 
     @contextmanager
-    def _cloning_learning_rate(self) -> Iterator[None]:
-        """`cloning_learning_rate` on the run's schedule, for the separate phase only."""
+    def _cloning_optimizer(self) -> Iterator[None]:
+        """The optimizer of the separate phase: `cloning_learning_rate` on the run's schedule, and its own moments."""
         before = [group["lr"] for group in self.optimizer.param_groups]
         if self.args.cloning_learning_rate:
             factor = self.args.cloning_learning_rate / self.args.learning_rate
             for group in self.optimizer.param_groups:
                 group["lr"] *= factor
         try:
-            yield
+            with self._cloning_moments():
+                yield
         finally:
             for group, lr in zip(self.optimizer.param_groups, before, strict=True):
                 group["lr"] = lr
+
+    @contextmanager
+    def _cloning_moments(self) -> Iterator[None]:
+        """PPO's gradients are much larger. In shared moments they would shrink the steps that cloning takes, and each
+        phase would begin in the direction of the other. (DeepSpeed's optimizer can't change its moments.)"""
+        if self.processes.deepspeed:
+            yield
+            return
+        ppo_moments, self.optimizer.state = self.optimizer.state, self._moments
+        try:
+            yield
+        finally:
+            self._moments, self.optimizer.state = self.optimizer.state, ppo_moments
+
+    def state_dict(self) -> dict[str, Any]:
+        """The moments of the cloning phase; PPO's are the optimizer's."""
+        with self._cloning_moments():
+            return self.optimizer.state_dict()["state"]
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        with self._cloning_moments():
+            self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
 
     def _mean(self, values: Sequence[float]) -> float:
         """Mean over these samples of all processes."""
