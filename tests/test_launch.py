@@ -25,6 +25,11 @@ def test_tables_fit_into_a_terminal():
     assert "…" not in text
     for words in ("a run", "success", "solvable", "true", str(reports["unseen, end"].success), "1.000"):
         assert words in text
+    ez = make_task("ezpoints")
+    wins = {f"valid_unseen, {when}": evaluate_agent(ExpertAgent(ez), ez, 4) for when in "ab"}
+    text = shown(launch.report_table(wins, "every deal can be won"))
+    assert "solvable" not in text
+    assert "…" not in text
     text = shown(launch.difficulty_table(reports, "by kind"))
     assert "…" not in text
     assert "with parentheses" in text

@@ -199,14 +199,18 @@ def print_report_path(output_dir: str) -> None:
 def report_table(reports: Mapping[str, EvaluationReport], title: str) -> Table:
     """A row per report: success with its 95 % interval, return, length, shares of steps. 80 columns wide at most."""
     table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
-    table.caption = "solvable: success over the deals that can be won; true: thoughts that are true in all parts"
-    for column in ("", "success", "solvable", "return", "steps", "valid", "true"):
+    metrics = {name: report.metrics() for name, report in reports.items()}
+    # Where every deal can be won, it would say the same twice.
+    differs = any(m.get("success_solvable") != m["success"] for m in metrics.values())
+    table.caption = "true: thoughts that are true in all parts"
+    if differs:
+        table.caption = f"solvable: success over the deals that can be won; {table.caption}"
+    for column in ("", "success", *(["solvable"] if differs else []), "return", "steps", "valid", "true"):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for name, report in reports.items():
-        m = report.metrics()
-        solvable = f"{m['success_solvable']:.3f}" if "success_solvable" in m else "-"
+    for name, m in metrics.items():
+        solvable = [f"{m['success_solvable']:.3f}" if "success_solvable" in m else "-"] if differs else []
         means = (f"{m['return']:+.2f}", f"{m['length']:.1f}", f"{m['valid']:.3f}", f"{m['true_thoughts']:.3f}")
-        table.add_row(name, str(report.success), solvable, *means)
+        table.add_row(name, str(reports[name].success), *solvable, *means)
     return table
 
 
