@@ -184,4 +184,4 @@ class TestLora:
         processor.save_pretrained(tmp_path)
         merged, _ = load_policy(tmp_path)  # an adapter's folder is a model like any other
         assert [g.ids.tolist() for g in policy.generate(merged, prompts, images, greedy=True)] == after
-        assert lora_target_modules(merged) == lora_target_modules(fresh)
+        assert not [name for name in lora_target_modules(merged) if "lora" in name or "base_layer" in name]
