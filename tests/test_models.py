@@ -181,7 +181,15 @@ class TestLora:
         assert again == after
         with loaded.disable_adapter():
             assert [g.ids.tolist() for g in policy.generate(loaded, prompts, images, greedy=True)] == before
-        processor.save_pretrained(tmp_path)
-        merged, _ = load_policy(tmp_path)  # an adapter's folder is a model like any other
-        assert [g.ids.tolist() for g in policy.generate(merged, prompts, images, greedy=True)] == after
-        assert not [name for name in lora_target_modules(merged) if "lora" in name or "base_layer" in name]
+
+
+def test_an_adapters_folder_is_a_model_like_any_other(toy_checkpoint, tmp_path):
+    model, processor = load_policy(toy_checkpoint)
+    tuned = get_peft_model(model, LoraConfig(r=4, init_lora_weights=False, target_modules=lora_target_modules(model)))
+    tuned.save_pretrained(tmp_path)
+    policy = VLMPolicy(tuned.eval(), processor, max_completion_length=8)
+    prompts, images = some_prompts(4), some_images(4)
+    expected = [g.ids.tolist() for g in policy.generate(tuned, prompts, images, greedy=True)]
+    merged, _ = load_policy(tmp_path)
+    assert [g.ids.tolist() for g in policy.generate(merged, prompts, images, greedy=True)] == expected
+    assert not [name for name in lora_target_modules(merged) if "lora" in name or "base_layer" in name]

@@ -41,6 +41,8 @@ def load_policy(
         model_name_or_path = tiny_llava.path(str(model_name_or_path))
     source = {"revision": revision, "trust_remote_code": trust_remote_code}
     check_source(model_name_or_path, **source)
+    if (Path(model_name_or_path) / _ADAPTER).is_file():
+        return _merged(model_name_or_path, trust_remote_code=trust_remote_code, **model_kwargs)
     try:
         processor = AutoProcessor.from_pretrained(model_name_or_path, **source)
     except (ImportError, ValueError) as error:  # transformers raises the one or the other
@@ -53,23 +55,20 @@ def load_policy(
             "LLaVA, LLaVA-NeXT and Idefics3 work without it."
         ) from error
     model_kwargs.setdefault("dtype", torch.float32)
-    if (Path(model_name_or_path) / _ADAPTER).is_file():
-        model = _merged(model_name_or_path, **model_kwargs)
-    else:
-        model = AutoModelForImageTextToText.from_pretrained(model_name_or_path, **source, **model_kwargs)
+    model = AutoModelForImageTextToText.from_pretrained(model_name_or_path, **source, **model_kwargs)
     check_processor(model, processor)
     return model, processor
 
 
-def _merged(folder: str | os.PathLike[str], **model_kwargs: Any) -> Any:
-    """The model that an adapter was trained on, with the adapter in its weights."""
+def _merged(folder: str | os.PathLike[str], **options: Any) -> tuple[Any, Any]:
+    """The model that an adapter was trained on, with the adapter in its weights, and that model's processor."""
     from peft import PeftConfig, PeftModel
 
     base = PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
     if not base:
         raise ValueError(f"{folder} holds an adapter that doesn't say of which model: set it in {_ADAPTER}.")
-    model, _ = load_policy(base, **model_kwargs)
-    return PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+    model, processor = load_policy(base, **options)
+    return PeftModel.from_pretrained(model, str(folder)).merge_and_unload(), processor
 
 
 def check_source(model_name_or_path: str | os.PathLike[str], **source: Any) -> None:
