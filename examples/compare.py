@@ -15,16 +15,15 @@ import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import yaml
 from rich.console import Console
 
 from trl_gtr.comparison import comparison_markdown, comparison_table, draw_curves
 
-matplotlib.use("Agg")
 EXAMPLES = Path(__file__).parent
 STUDIES = EXAMPLES / "configs" / "studies"
 
@@ -59,6 +58,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side; set OMP_NUM_THREADS=1 then")
     parser.add_argument("options", nargs="*", help="for every run, behind --")
     args = parser.parse_args()
+    if find_spec("matplotlib") is None:  # told now, not when all runs are made
+        parser.error('the figure needs matplotlib: pip install "trl-gtr[report]"')
     study = yaml.safe_load((STUDIES / f"{args.study}.yaml").read_text())
     arms, output = args.arms or list(study["arms"]), args.output or Path("runs/compare", args.study)
     unknown = set(arms) - set(study["arms"])

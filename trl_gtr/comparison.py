@@ -134,9 +134,13 @@ def draw_band(axis: Any, runs: Sequence[Run], name: str, label: str, colour: str
 
 def draw_curves(runs: Sequence[Run], file: str | Path, curves: Mapping[str, str] = CURVES) -> None:
     """A panel per curve, in it a band per arm."""
-    import matplotlib.pyplot as plt
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError('Curves need matplotlib: pip install "trl-gtr[report]"') from None
 
-    figure, axes = plt.subplots(1, len(curves), figsize=(4 * len(curves), 3.2), layout="constrained", squeeze=False)
+    figure = Figure(figsize=(4 * len(curves), 3.2), layout="constrained")
+    axes = figure.subplots(1, len(curves), squeeze=False)
     for axis, (name, title) in zip(axes[0], curves.items(), strict=True):
         for arm, mine in by_arm(runs).items():
             draw_band(axis, mine, name, arm)
@@ -144,4 +148,3 @@ def draw_curves(runs: Sequence[Run], file: str | Path, curves: Mapping[str, str]
         axis.grid(alpha=0.3)
     axes[0][0].legend(fontsize=8)
     figure.savefig(file, dpi=120)
-    plt.close(figure)
