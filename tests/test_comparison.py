@@ -51,19 +51,19 @@ def test_interval_is_students() -> None:
     values = [0.8, 0.9, 0.7, 0.85, 0.75]
     half = 2.776 * np.std(values, ddof=1) / np.sqrt(5)
     assert interval(values) == f"0.800 ± {half:.3f}"
-    assert interval([0.5]) == "0.500"
+    assert interval([0.5, 0.25]) == "0.500, 0.250"
 
 
 def test_table_and_figure(tmp_path) -> None:  # type: ignore[no-untyped-def]
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(comparison_table(RUNS, "a study"))
     text = console.export_text()
-    for words in ("gtr", "0.25 → 0.850 ±", "0.10", "+0.55"):
+    for words in ("gtr", "0.25 → 0.800, 0.900", "0.10", "+0.55"):
         assert words in text
     header, _, gtr, ppo = comparison_markdown(RUNS).splitlines()
     assert header.startswith("| arm | seeds | pool success | pool true thoughts | sampled success |")
-    assert gtr.startswith("| gtr | 2 | 0.25 → 0.850 ±")
-    assert "| 0.50 → 0.750 ± 0.000 |" in gtr
+    assert gtr.startswith("| gtr | 2 | 0.25 → 0.800, 0.900 |")
+    assert "| 0.50 → 0.750, 0.750 |" in gtr
     assert ppo.endswith("| 0.00 | +0.15 |")
     draw_curves(RUNS, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
