@@ -23,9 +23,7 @@ def main() -> None:
         config = CONFIGS / "alfworld_tiny.yaml"
         script, args, model_args, corrector_args = launch.parse(config, description=__doc__)
         launch.refuse_unused(script, "hands", "eval_hands")
-        if script.task != "alfworld":
-            make_task(script.task)  # is there such a task?
-            raise ValueError(f"This script plays alfworld: for {script.task} take examples/gym_cards.py.")
+        launch.refuse_other_tasks(script, "alfworld")
         options = {"cut": script.cut, **launch.json_options(script.task_options)}
         task, unseen = (
             make_task("alfworld", evaluation_split=split, **options) for split in ("train", "valid_unseen")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trl_gtr import GTRTrainer, launch, make_corrector, make_task
+from trl_gtr import GTRTrainer, launch, make_corrector
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -22,9 +22,7 @@ def main() -> None:
         config = CONFIGS / "points24_tiny.yaml"
         script, args, model_args, corrector_args = launch.parse(config, description=__doc__)
         launch.refuse_unused(script, "task_options")
-        if script.task != "points24":
-            make_task(script.task)  # is there such a task?
-            raise ValueError(f"This script plays points24: for {script.task} take examples/gym_cards.py.")
+        launch.refuse_other_tasks(script, "points24")
         task = launch.task_with_hands("points24", script.hands, cut=script.cut)
         eval_tasks = {hands: launch.task_with_hands("points24", hands) for hands in script.eval_hands}
         launch.check_output_dir(args, task, script.overwrite)

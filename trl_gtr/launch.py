@@ -91,6 +91,13 @@ def parse(
     return script, args, model_args, corrector_args
 
 
+def refuse_other_tasks(script: ScriptArguments, plays: str) -> None:
+    """For a script that is made for one task."""
+    if script.task != plays:
+        make_task(script.task)  # a typo is told as such
+        raise ValueError(f"This script plays {plays}: for {script.task} take examples/gym_cards.py.")
+
+
 def refuse_unused(script: ScriptArguments, *names: str) -> None:
     """An option that does nothing is a mistake that nobody notices."""
     defaults = ScriptArguments()

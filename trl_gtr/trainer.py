@@ -367,9 +367,10 @@ class GTRTrainer(ResumableTrainer):
                 stopped=lambda: self.signals.received is not None or time.monotonic() > end,
             ).episodes
             self.processes.meet("evaluation")
-        if any(self.processes.gather(self.signals.received)):
+        received, by_process = zip(*self.processes.gather((self.signals.received, played)), strict=True)
+        if any(received):
             return {}  # the run is about to stop; half an evaluation would be in its log
-        everybody = [episode for each in self.processes.gather(played) for episode in each]
+        everybody = [episode for each in by_process for episode in each]
         if len(everybody) < (episodes or args.eval_episodes):
             logger.warning("%d episodes were evaluated in the time that there was.", len(everybody))
             if not everybody:
