@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -96,7 +97,11 @@ def test_gym_cards_without_a_corrector_asks_none(tmp_path: Path, monkeypatch: py
 
 
 def test_two_processes(tmp_path: Path) -> None:
-    two = [*ACCELERATE, "--config_file", str(ROOT / "examples" / "accelerate_configs" / "cpu_2proc.yaml")]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])  # other tests may have launched on accelerate's own
+    config = ROOT / "examples" / "accelerate_configs" / "cpu_2proc.yaml"
+    two = [*ACCELERATE, "--config_file", str(config), "--main_process_port", port]
     shown = run(two, "points24.py", *SHORT, "--per_device_train_batch_size", "4", cwd=tmp_path)
     assert shown.count("The agent is in runs/points24.") == 1
     log = log_of(tmp_path / "runs" / "points24")
