@@ -6,7 +6,7 @@ import pytest
 from transformers import HfArgumentParser
 
 from trl_gtr.config import REFUSED_FIELDS, GTRConfig
-from trl_gtr.trl_bridge import PPOConfig
+from trl_gtr.ppo_base import PPOConfig
 
 
 def make(**kwargs):
@@ -34,7 +34,10 @@ def test_cpu_runs_in_float32_unless_asked_otherwise():
     assert make(bf16=True).bf16 is True
 
 
-@pytest.mark.parametrize("name", sorted(REFUSED_FIELDS))
+INHERITED = {field.name for field in dataclasses.fields(PPOConfig)}
+
+
+@pytest.mark.parametrize("name", sorted(INHERITED.intersection(REFUSED_FIELDS)))
 def test_a_field_without_effect_is_refused(name):
     given = {"stop_token": "eos", "whiten_rewards": True, "reward_model_path": "x", "sft_model_path": "x"}.get(name, 7)
     with pytest.raises(ValueError, match=f"does not use `{name}`"):
@@ -42,7 +45,7 @@ def test_a_field_without_effect_is_refused(name):
 
 
 def test_every_refused_field_is_really_inherited():
-    assert set(REFUSED_FIELDS) <= {field.name for field in dataclasses.fields(PPOConfig)}
+    assert set(REFUSED_FIELDS) - INHERITED <= {"world_size"}  # a field under TRL 1.12 only
 
 
 @pytest.mark.parametrize(

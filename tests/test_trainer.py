@@ -17,9 +17,8 @@ from tokenizers import normalizers
 from toy import COLOURS, ColourTask, build_toy_model, quiet_config, teach_format
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.modeling_layers import GradientCheckpointingLayer
-from trl.experimental.ppo import PPOTrainer
 
-from trl_gtr import checkpoints, ppo
+from trl_gtr import PPOTrainer, checkpoints, ppo
 from trl_gtr.callbacks import ThoughtCollapseCallback
 from trl_gtr.correctors import BudgetExhausted, ExpertCorrector
 from trl_gtr.models import lora_target_modules

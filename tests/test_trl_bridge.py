@@ -1,18 +1,53 @@
-"""The contract with trl.experimental.ppo and transformers.Trainer that trl_bridge.py relies on."""
+"""The contract with TRL and transformers.Trainer that ppo_trl.py, ppo_own.py and trl_bridge.py rely on."""
 
+import dataclasses
 import inspect
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import nn
-from trl.experimental.ppo import PPOConfig, PPOTrainer
 from vlms import save_family
 
+import trl_gtr
+from trl_gtr import ppo_own
+from trl_gtr.ppo_base import PPOBase, PPOConfig, PPOTrainer, trl_has_ppo
 from trl_gtr.trl_bridge import PPOBridge, _split_group, silence_dropout
 
 SOURCE = inspect.getsource(PPOTrainer.__init__)
+only_with_trl_ppo = pytest.mark.skipif(not trl_has_ppo(), reason="this TRL ships no PPO trainer")
 
 
+def test_the_trainer_is_trls_own_where_trl_has_one():
+    assert issubclass(trl_gtr.GTRTrainer, trl_gtr.PPOTrainer)
+    assert trl_gtr.PPOTrainer is PPOTrainer
+    module = "trl.experimental.ppo.ppo_trainer" if trl_has_ppo() else "trl_gtr.ppo_own"
+    assert PPOTrainer.__module__ == module
+    assert issubclass(trl_gtr.GTRConfig, PPOConfig)
+
+
+def test_both_bases_have_the_same_interface():
+    wanted = list(inspect.signature(ppo_own.PPOBase.__init__).parameters)
+    assert list(inspect.signature(PPOBase.__init__).parameters) == wanted
+
+
+def test_both_configs_have_the_same_fields_and_defaults():
+    """A configuration means the same under every TRL, and what is refused is refused with the same words."""
+    own = {f.name: f.default for f in dataclasses.fields(ppo_own.PPOConfig)}
+    theirs = {f.name: f.default for f in dataclasses.fields(PPOConfig) if f.name != "world_size"}
+    assert own == theirs
+
+
+def test_the_import_is_silent():
+    """TRL's warning about its experimental API is ours to deal with, not the user's."""
+    code = "import warnings; warnings.simplefilter('always'); import trl_gtr; trl_gtr.GTRTrainer"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0
+    assert "experimental" not in run.stderr
+
+
+@only_with_trl_ppo
 def test_the_constructor_still_takes_what_we_hand_it():
     parameters = inspect.signature(PPOTrainer.__init__).parameters
     assert list(parameters)[1:8] == [
@@ -27,15 +62,18 @@ def test_the_constructor_still_takes_what_we_hand_it():
     assert {"data_collator", "optimizers", "callbacks", "peft_config"} <= set(parameters)
 
 
+@only_with_trl_ppo
 def test_the_optimizer_is_made_before_anything_is_prepared():
     """Our module takes its place in create_optimizer_and_scheduler: it must come first."""
     assert SOURCE.index("self.create_optimizer_and_scheduler(") < SOURCE.index("accelerator.prepare(")
 
 
+@only_with_trl_ppo
 def test_the_parent_builds_its_accelerator_from_the_environment_alone():
     assert "Accelerator(gradient_accumulation_steps=args.gradient_accumulation_steps)" in SOURCE
 
 
+@only_with_trl_ppo
 def test_the_parent_never_runs_the_constructor_of_trainer():
     """If it starts to, the class attributes that stand in for it can go."""
     assert "super().__init__" not in SOURCE
@@ -114,6 +152,7 @@ def test_the_value_head_has_a_learning_rate_of_its_own():
     assert decays[id(head.weight)] == 0.1
 
 
-def test_stand_ins_are_class_attributes_of_the_bridge_only():
+@only_with_trl_ppo
+def test_what_the_parent_forgets_is_made_up_for_below_it_only():
     assert not hasattr(PPOTrainer, "is_distributed_loading_by_transformers")
     assert PPOBridge.is_distributed_loading_by_transformers is False

@@ -20,6 +20,7 @@ _EXPORTS = {
     "Rollout": "types",
     "GTRConfig": "config",
     "GTRTrainer": "trainer",
+    "PPOTrainer": "ppo_base",
     "ThoughtCollapseCallback": "callbacks",
     "evaluate_agent": "evaluation",
     "lora_target_modules": "models",
@@ -54,6 +55,7 @@ if TYPE_CHECKING:  # "X as X" is how a typed package says that X is public
     )
     from .evaluation import evaluate_agent as evaluate_agent
     from .models import lora_target_modules as lora_target_modules
+    from .ppo_base import PPOTrainer as PPOTrainer
     from .report import write_report as write_report
     from .tasks import Task as Task, make_task as make_task
     from .thought_format import ThoughtFormat as ThoughtFormat

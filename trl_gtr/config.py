@@ -11,7 +11,7 @@ from typing import Any, Literal
 from accelerate import PartialState
 from accelerate.utils import str_to_bool
 
-from .trl_bridge import PPOConfig
+from .ppo_base import PPOConfig
 
 # PPOConfig fields that the environment loop has no use for, and what to set instead. Setting one of them raises.
 REFUSED_FIELDS = {

@@ -1,15 +1,12 @@
-"""The only file that knows `trl.experimental.ppo`: where its trainer meets an environment and a shared trunk.
+"""Where the PPO trainer that `ppo_base` chose meets a policy and a value head on one shared trunk.
 
-TRL's `PPOTrainer` wants a reward model, a sized dataset and a value model with a trunk of its own. [`PPOBridge`] gives
-it stand-ins for those, puts one module with policy and value head in their place before anything is prepared, and
-mends what breaks in the parent: bf16 that isn't switched on, gradient checkpointing that does nothing, saving under
-DDP and DeepSpeed. `tests/test_trl_bridge.py` holds the contract that these lines rely on.
+[`PPOBridge`] makes the one module that is trained, and its optimizer; it saves the policy as an ordinary
+`from_pretrained` folder, under DDP and DeepSpeed too. `tests/test_trl_bridge.py` holds the contract with TRL and
+transformers that these lines rely on.
 """
 
 from __future__ import annotations
 
-import os
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,26 +14,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
-
-with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", message=".*trl.experimental.*")
-    from trl.experimental.ppo import PPOConfig, PPOTrainer
-    from trl.experimental.ppo.ppo_trainer import OnlineTrainerState
 from trl.models.utils import unwrap_model_for_generation
 
 from .policy import PolicyWithValue, ValueHead
+from .ppo_base import OnlineTrainerState, PPOBase
 
-__all__ = [
-    "OnlineTrainerState",
-    "PPOBridge",
-    "PPOConfig",
-    "PPOTrainer",
-    "TrainedModule",
-    "unwrap_model_for_generation",
-]
+__all__ = ["PPOBridge", "TrainedModule", "unwrap_model_for_generation"]
 
 
 class TrainedModule(PolicyWithValue):
@@ -56,45 +42,9 @@ class TrainedModule(PolicyWithValue):
     is_gradient_checkpointing = False
 
 
-class _ValueStandIn(nn.Module):
-    """Passes for a value model while the parent wraps it; the real head takes its place at once."""
+class PPOBridge(PPOBase):
+    """A PPO trainer over one module with a shared trunk. Its `train` is left to the subclass."""
 
-    base_model_prefix = "trunk"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.trunk = nn.Identity()
-
-
-class _FrozenStandIn(nn.Module):
-    """Passes for the reward model and, where no KL is asked for, the reference model: one frozen number."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.config = config
-        self.unused = nn.Parameter(torch.zeros(1), requires_grad=False)
-
-
-class _SizedDataset(torch.utils.data.Dataset):
-    """Passes for the train dataset. The environments are the data."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-class PPOBridge(PPOTrainer):
-    """`PPOTrainer` over one module with a shared trunk and no dataset. Its `train` is left to the subclass."""
-
-    # The parent never runs `Trainer.__init__`; these are what its methods read from there.
-    is_distributed_loading_by_transformers = False
-    is_fsdp_xla_v1_enabled = False
-    label_names: list[str] = []  # noqa: RUF012
     _whole_model: Any = None
     model: Any
     control: Any
@@ -102,45 +52,25 @@ class PPOBridge(PPOTrainer):
 
     def __init__(self, args: Any, model: PreTrainedModel, value_head: ValueHead, processing_class: Any, **kwargs: Any):
         self._value_head = value_head
-        eos = model.generation_config.eos_token_id
-        mini_batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
-        with _environment_from(args):
-            super().__init__(
-                args=args,
-                processing_class=processing_class,
-                model=model,
-                # With kl_coef the parent makes the reference (a copy, or the model with its adapter off).
-                ref_model=None if args.kl_coef > 0 else _FrozenStandIn(model.config),
-                reward_model=_FrozenStandIn(model.config),
-                train_dataset=_SizedDataset(mini_batch),
-                value_model=_ValueStandIn(),
-                data_collator=list,
-                **kwargs,
-            )
-        if args.kl_coef == 0:
-            self.ref_model = None
-        model.generation_config.eos_token_id = eos  # the parent overwrites it with its stop token
-        args.total_episodes = None
+        super().__init__(args, model, processing_class, **kwargs)
         args.num_total_batches = args.num_updates
         self.model_wrapped = self.model
         if self.is_deepspeed_enabled:
             self.deepspeed = self.model
 
-    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Called by the parent before `accelerator.prepare`: the one moment to put our module in."""
-        silence_dropout(self.policy_model)
-        self.value_model = self._value_head
-        self.model = TrainedModule(
-            self.policy_model, self._value_head, detach_value=not self.args.value_gradient_to_trunk
-        )
-        if self.args.gradient_checkpointing:
+    def make_module(self, policy: Any, args: Any) -> TrainedModule:
+        silence_dropout(policy)
+        if args.gradient_checkpointing:
             # Non-reentrant: otherwise the policy's frozen parts (LoRA) cut the gradient.
-            kwargs = {"use_reentrant": False, **(self.args.gradient_checkpointing_kwargs or {})}
-            self.policy_model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
+            kwargs = {"use_reentrant": False, **(args.gradient_checkpointing_kwargs or {})}
+            policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
+        return TrainedModule(policy, self._value_head, detach_value=not args.value_gradient_to_trunk)
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         plugin = getattr(self.accelerator.state, "deepspeed_plugin", None)
-        if plugin is not None:  # it clips by itself; the parent doesn't tell it how much
+        if plugin is not None:  # it clips by itself; nobody else tells it how much
             plugin.deepspeed_config["gradient_clipping"] = self.args.max_grad_norm
-        super().create_optimizer_and_scheduler(num_training_steps=self.args.num_updates)
+        super().create_optimizer_and_scheduler(num_training_steps)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """The parent's optimizer, with the value head's parameters in a group of their own learning rate."""
@@ -184,8 +114,8 @@ class PPOBridge(PPOTrainer):
             self._save_gathered(output_dir, _internal_call)
             return
         with self._policy_as_model():
-            # Past PPOTrainer's own version, which looks for the policy on the wrapper and misses it under DDP.
-            super(PPOTrainer, self).save_model(output_dir, _internal_call)
+            # Past TRL's own version, which looks for the policy on the wrapper and misses it under DDP.
+            Trainer.save_model(self, output_dir, _internal_call)
 
     def _save_gathered(self, output_dir: str, _internal_call: bool) -> None:
         """The parents would save the engine's whole module, or look for the engine's settings on the policy."""
@@ -247,25 +177,6 @@ def _below(prefix: str, state: Any) -> dict[str, torch.Tensor]:
         for name, value in (state or {}).items()
         if name.startswith(f"{prefix}.")
     }
-
-
-@contextmanager
-def _environment_from(args: Any) -> Iterator[None]:
-    """The parent builds its Accelerator from the environment; say there what `args` ask for, not the launcher."""
-    wanted = {
-        "ACCELERATE_MIXED_PRECISION": args.mixed_precision,
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(args.gradient_accumulation_steps),
-    }
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def silence_dropout(model: nn.Module) -> None:

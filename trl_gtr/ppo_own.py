@@ -1,0 +1,176 @@
+"""PPO's trainer and configuration over TRL's base classes, for TRL 1.13 and newer, which ship none.
+
+The interface is that of TRL 1.12's `PPOTrainer` as far as this library uses it. Unlike that one it runs
+`transformers.Trainer`'s own constructor, so whatever `Trainer` comes to rely on is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from accelerate import Accelerator
+from peft import PeftModel, get_peft_model
+from torch import nn
+from transformers import PreTrainedModel, TrainerState
+from transformers.trainer_callback import ExportableState
+from trl.models.utils import prepare_deepspeed
+from trl.trainer.base_config import _BaseConfig
+from trl.trainer.base_trainer import _BaseTrainer
+
+RANK_SEED_STRIDE = 100_003
+"""Apart from each other by this, the ranks' random numbers don't overlap; TRL 1.12 takes the same."""
+
+
+@dataclass
+class OnlineTrainerState(TrainerState):
+    """`TrainerState` that also counts episodes."""
+
+    episode: int = 0
+
+
+@dataclass
+class PPOConfig(_BaseConfig):
+    """The fields of TRL 1.12's `PPOConfig`. `GTRConfig` overrides the defaults of those that it uses."""
+
+    learning_rate: float = field(default=3e-6, metadata={"help": "Learning rate of AdamW."})
+    num_ppo_epochs: int = field(default=4, metadata={"help": "Passes over each rollout."})
+    temperature: float = field(default=0.7, metadata={"help": "Sampling temperature."})
+    kl_coef: float = field(default=0.05, metadata={"help": "Weight of the KL penalty to the starting policy."})
+    kl_estimator: Literal["k1", "k3"] = field(default="k1", metadata={"help": "Estimator of that KL."})
+    cliprange: float = field(default=0.2, metadata={"help": "Clip range of the probability ratio."})
+    cliprange_value: float = field(default=0.2, metadata={"help": "Clip range of the value."})
+    vf_coef: float = field(default=0.1, metadata={"help": "Weight of the value loss."})
+    gamma: float = field(default=1.0, metadata={"help": "Discount."})
+    lam: float = field(default=0.95, metadata={"help": "λ of GAE."})
+    ds3_gather_for_generation: bool = field(
+        default=True, metadata={"help": "ZeRO-3: gather the policy's weights to generate."}
+    )
+    model_adapter_name: str | None = field(default=None, metadata={"help": "Name of the trained adapter."})
+
+    # Unused here. They exist so that a TRL 1.12 configuration gets the same explanation on every version. (Its
+    # `world_size` doesn't: a field of that name would hide the property of `TrainingArguments`.)
+    dataset_num_proc: int | None = None
+    num_mini_batches: int = 1
+    total_episodes: int | None = None
+    local_rollout_forward_batch_size: int = 64
+    num_sample_generations: int = 10
+    response_length: int = 53
+    stop_token: Literal["eos"] | None = None
+    stop_token_id: int | None = None
+    missing_eos_penalty: float | None = None
+    sft_model_path: str = "EleutherAI/pythia-160m"
+    reward_model_path: str = "EleutherAI/pythia-160m"
+    ref_adapter_name: str | None = None
+    whiten_rewards: bool = False
+    num_total_batches: int | None = None
+    micro_batch_size: int | None = None
+    local_batch_size: int | None = None
+    batch_size: int | None = None
+    local_mini_batch_size: int | None = None
+    mini_batch_size: int | None = None
+
+
+class PPOTrainer(_BaseTrainer):
+    """Trains what [`PPOTrainer.make_module`] makes of a policy; the loop is the subclass's.
+
+    Args:
+        args: The hyper-parameters.
+        model: The policy.
+        processing_class: Its processor.
+        callbacks: Further `TrainerCallback`s.
+        optimizers: Optimizer and scheduler, made from `args` if left out.
+        peft_config: Train an adapter instead of the model.
+    """
+
+    _tag_names = ["trl", "ppo"]  # noqa: RUF012
+    _name = "PPO"
+
+    def __init__(
+        self,
+        args: Any,
+        model: PreTrainedModel,
+        processing_class: Any,
+        callbacks: list[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        peft_config: Any = None,
+    ) -> None:
+        self.policy_model = _adapted(model, peft_config)
+        self.is_peft_model = isinstance(self.policy_model, PeftModel)
+        self.ref_model = self.make_reference(args)
+        config = self.policy_model.config
+        use_cache = getattr(config, "use_cache", None)
+        super().__init__(
+            model=self.make_module(self.policy_model, args),
+            args=args,
+            eval_dataset=[],  # evaluation plays episodes; without a dataset `Trainer` would refuse `eval_strategy`
+            processing_class=processing_class,
+            callbacks=callbacks,
+            optimizers=optimizers,
+        )
+        # `Trainer` has written its own setting into the model's config, with which it would be saved.
+        if use_cache is None:
+            del config.use_cache
+        else:
+            config.use_cache = use_cache
+        self.state = OnlineTrainerState(
+            is_local_process_zero=self.is_local_process_zero(),
+            is_world_process_zero=self.is_world_process_zero(),
+            stateful_callbacks=[
+                each for each in (*self.callback_handler.callbacks, self.control) if isinstance(each, ExportableState)
+            ],
+        )
+        self._prepare()
+
+    def make_module(self, policy: Any, args: Any) -> nn.Module:
+        """What is trained: the policy, alone or as a part of it."""
+        raise NotImplementedError
+
+    def make_reference(self, args: Any) -> Any:
+        """The starting policy where a KL penalty needs a copy of it; with an adapter it is the model without it."""
+        if args.kl_coef == 0 or self.is_peft_model:
+            return None
+        from trl.experimental.utils import create_reference_model
+
+        return create_reference_model(self.policy_model)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """One that divides by the accumulation steps in `backward`, which `Trainer`'s leaves to its own loop."""
+        self.accelerator = Accelerator(
+            gradient_accumulation_steps=self.args.gradient_accumulation_steps,
+            mixed_precision=self.args.mixed_precision,
+        )
+        self.gather_function = self.accelerator.gather_for_metrics
+        self.is_deepspeed_enabled = getattr(self.accelerator.state, "deepspeed_plugin", None) is not None
+        self.is_fsdp_enabled = getattr(self.accelerator.state, "fsdp_plugin", None) is not None
+
+    def _prepare(self) -> None:
+        """Optimizer, scheduler, and whatever the launcher wraps around the module."""
+        args = self.args
+        self.create_optimizer_and_scheduler(num_training_steps=args.num_updates)
+        torch.manual_seed(args.seed)
+        self.model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
+        torch.manual_seed(args.seed + self.accelerator.process_index * RANK_SEED_STRIDE)
+        self.callback_handler.optimizer = self.optimizer
+        self.callback_handler.lr_scheduler = self.lr_scheduler
+        if self.ref_model is not None:
+            self.ref_model = (
+                prepare_deepspeed(self.ref_model, self.accelerator)
+                if self.is_deepspeed_enabled
+                else self.ref_model.to(self.accelerator.device)
+            )
+
+
+PPOBase = PPOTrainer
+
+
+def _adapted(model: Any, peft_config: Any) -> Any:
+    if peft_config is None:
+        return model
+    if isinstance(model, PeftModel):
+        raise ValueError(
+            "The model has an adapter already, and `peft_config` would add another. Merge and unload the first, save "
+            "the merged model, and train that with `peft_config`; or leave `peft_config` out to go on training it."
+        )
+    return get_peft_model(model, peft_config)

@@ -1,0 +1,122 @@
+"""TRL 1.12's PPO trainer, fed with stand-ins for what only its own loop needs: the last TRL that ships one.
+
+To give up TRL 1.12, delete this file and the branch in `ppo_base.py` that imports it.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", message=".*trl.experimental.*")
+    from trl.experimental.ppo import PPOConfig, PPOTrainer
+    from trl.experimental.ppo.ppo_trainer import OnlineTrainerState
+
+__all__ = ["OnlineTrainerState", "PPOBase", "PPOConfig", "PPOTrainer"]
+
+
+class _ValueStandIn(nn.Module):
+    """Passes for a value model while the parent wraps it; the real module takes its place at once."""
+
+    base_model_prefix = "trunk"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Identity()
+
+
+class _FrozenStandIn(nn.Module):
+    """Passes for the reward model and, where no KL is asked for, the reference model: one frozen number."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+        self.unused = nn.Parameter(torch.zeros(1), requires_grad=False)
+
+
+class _SizedDataset(torch.utils.data.Dataset):
+    """Passes for the train dataset. The environments are the data."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+class PPOBase(PPOTrainer):
+    """`PPOTrainer` with the interface of `ppo_own.PPOTrainer`: no reward model, no dataset, a module of one's own."""
+
+    # The parent never runs `Trainer.__init__`; these are what its methods read from there.
+    is_distributed_loading_by_transformers = False
+    is_fsdp_xla_v1_enabled = False
+    label_names: list[str] = []  # noqa: RUF012
+
+    def __init__(
+        self,
+        args: Any,
+        model: PreTrainedModel,
+        processing_class: Any,
+        callbacks: list[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        peft_config: Any = None,
+    ) -> None:
+        eos = model.generation_config.eos_token_id
+        with _environment_from(args):
+            super().__init__(
+                args=args,
+                processing_class=processing_class,
+                model=model,
+                # With kl_coef the parent makes the reference (a copy, or the model with its adapter off).
+                ref_model=None if args.kl_coef > 0 else _FrozenStandIn(model.config),
+                reward_model=_FrozenStandIn(model.config),
+                train_dataset=_SizedDataset(args.per_device_train_batch_size * args.gradient_accumulation_steps),
+                value_model=_ValueStandIn(),
+                data_collator=list,
+                callbacks=callbacks,
+                optimizers=optimizers,
+                peft_config=peft_config,
+            )
+        if args.kl_coef == 0:
+            self.ref_model = None
+        model.generation_config.eos_token_id = eos  # the parent overwrites it with its stop token
+        args.total_episodes = None
+
+    def make_module(self, policy: Any, args: Any) -> nn.Module:
+        """What is trained: the policy, alone or as a part of it."""
+        raise NotImplementedError
+
+    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
+        """Called by the parent before `accelerator.prepare`: the one moment to put our module in."""
+        self.model = self.make_module(self.policy_model, self.args)
+        super().create_optimizer_and_scheduler(num_training_steps=self.args.num_updates)
+
+
+@contextmanager
+def _environment_from(args: Any) -> Iterator[None]:
+    """The parent builds its Accelerator from the environment; say there what `args` ask for, not the launcher."""
+    wanted = {
+        "ACCELERATE_MIXED_PRECISION": args.mixed_precision,
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(args.gradient_accumulation_steps),
+    }
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
