@@ -206,7 +206,7 @@ class OpenAICorrector:
         with self._lock:
             self._counts[f"failed_{kind}"] += 1
             first = self._counts[f"failed_{kind}"] == 1
-        if first and kind not in ("budget", "cancelled"):
+        if first and kind not in ("budget", "cancelled", "late"):  # of these others warn
             logger.warning("a correction failed (%s); further ones of this kind are only counted", correction.reason)
 
     def _after(self) -> str:
