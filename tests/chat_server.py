@@ -194,6 +194,11 @@ def hangs(handler: Handler, _: Seen) -> None:
     handler.close_connection = True
 
 
+def redirects(handler: Handler, _: Seen) -> None:
+    """Sends the client to where it is already."""
+    handler.send(307, b"", {"Location": handler.path})
+
+
 def waits_for_hang_up(handler: Handler, _: Seen) -> None:
     """Never answers, and notices when the client closes the connection."""
     assert handler.connection.recv(1) == b""

@@ -126,7 +126,7 @@ class Correction:
     """Why a correction failed, or the corrector's remark."""
     usage: Usage = Usage()
     latency: float = 0.0
-    """Seconds that the corrector worked on it. The wait for its turn, where only so many are under way, is not in it."""
+    """Seconds that the corrector worked on it, without the wait for its turn where only so many are under way."""
     source: str = ""
     """Which corrector answered."""
 

@@ -58,8 +58,9 @@ class Corrector(Protocol):
     flight lives in here. What goes wrong with one request is that request's `failed` correction, never an exception:
     only `BudgetExhausted` may be raised, and what ends the run because no request could ever succeed (a rejected key).
 
-    A rollout waits for its corrections only so long. Then it cancels each request's `cancellation`, and a corrector that
-    heeds it returns at once: what it has, and `failed("late")` for the rest. What comes later is thrown away.
+    A rollout waits for its corrections only so long. Then it cancels its requests (`request.cancellation`), and a
+    corrector that heeds that returns at once: what it has, and `failed("late")` for the rest. What comes later is
+    thrown away.
     """
 
     def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]: ...
