@@ -157,6 +157,8 @@ class CallSizes:
     def uncounted(self, estimate: Usage, received: int) -> Usage:
         """What a call has cost whose tokens the server didn't count: its estimate, or more if so many bytes came."""
         answer = max(estimate.completion_tokens, received // BYTES_PER_TOKEN)
+        if answer > estimate.completion_tokens:
+            self._largest_answer = answer
         return self.budget.cost(estimate.prompt_tokens, answer)
 
 
