@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -14,10 +13,10 @@ from .correctors.background import DaemonPool
 from .correctors.base import BudgetExhausted, Corrector, failed, failure_kind
 from .types import Correction, CorrectionRequest
 
-logger = logging.getLogger(__name__)
-
 GRACE = 5.0
 """Seconds in which a corrector that heeds its requests' cancellation hands in what it has."""
+NOT_WORKED_ON = ("late", "unavailable", "budget", "cancelled")
+"""Kinds of failures whose seconds say nothing of how long an answer takes."""
 
 
 class PendingCorrections:
@@ -93,7 +92,7 @@ class PendingCorrections:
         if not late or self._out_of_time_at is None:
             return None
         # What was given up after its turn had come takes at least so long.
-        each = max(_seconds(late), _seconds([c for c in asked if failure_kind(c) != "late"]))
+        each = max(_seconds(late), _seconds([c for c in asked if failure_kind(c) not in NOT_WORKED_ON]))
         if each == 0:
             return Shortfall(len(late), len(asked))
         last = self._asked_at[-1]

@@ -243,9 +243,7 @@ class ChatClient:
     async def _reserve(self, body: Mapping[str, Any]) -> Usage:
         """Sets aside what the call may cost, and says it; waits for calls in flight where that is too much."""
         while True:
-            estimate = self.sizes.estimate(
-                body
-            )  # anew after each wait: the calls in flight have taught what one costs
+            estimate = self.sizes.estimate(body)  # anew after each wait: calls in flight have taught what one costs
             # Until the server has counted a prompt estimates are guesses, so that the first call goes alone.
             reserved = self.budget.reserve(estimate, alone=not self.answered)
             if reserved:
