@@ -41,7 +41,7 @@ class ChatServer:
         self.steps, self.key, self.models = steps, key, models
         self.seen: list[Seen] = []
         self.released = threading.Event()  # ends every hanging step
-        self.in_flight = self.most_in_flight = 0
+        self.in_flight = self.most_in_flight = self.hung_up = 0
         self.changed = threading.Condition()
         self._http = _Http(("127.0.0.1", 0), Handler)
         self._http.daemon_threads = True
@@ -191,6 +191,19 @@ def status(number: int, message: str = "scripted", headers: dict[str, str] | Non
 def hangs(handler: Handler, _: Seen) -> None:
     """Never answers."""
     handler.chat.released.wait(60)
+    handler.close_connection = True
+
+
+def redirects(handler: Handler, _: Seen) -> None:
+    """Sends the client to where it is already."""
+    handler.send(307, b"", {"Location": handler.path})
+
+
+def waits_for_hang_up(handler: Handler, _: Seen) -> None:
+    """Never answers, and notices when the client closes the connection."""
+    assert handler.connection.recv(1) == b""
+    with handler.chat.changed:
+        handler.chat.hung_up += 1
     handler.close_connection = True
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from chat_server import ChatServer, hangs, says, status, waits
+from chat_server import ChatServer, Handler, floods, hangs, redirects, says, status, waits
 from corrector_cases import no_answer, number_line_request, yes_answer
 
 from trl_gtr.correctors import BudgetExhausted, ExpertCorrector, OpenAICorrector, failure_kind
-from trl_gtr.correctors.budget import Budget, Limits, price_of
-from trl_gtr.correctors.chat import _words
+from trl_gtr.correctors.budget import Budget, Limits, price_of, words
 from trl_gtr.rollouts import RolloutCollector
 from trl_gtr.tasks.number_line import NumberLineTask
 from trl_gtr.types import Generation, Usage
@@ -193,6 +195,88 @@ def test_limit_holds_where_pictures_cost_more_than_was_guessed(make: Any, model:
     assert 3 <= kinds(answers).count("right") <= 5
 
 
+def release_once(server: ChatServer, in_flight: int, go: threading.Event) -> None:
+    """Let the server answer when so many calls are under way together."""
+
+    def release() -> None:
+        server.wait_for(lambda: server.in_flight >= in_flight)
+        go.set()
+
+    threading.Thread(target=release, daemon=True).start()
+
+
+def test_limit_holds_where_the_server_ignores_the_length_limit(make: Any) -> None:
+    """An answer is to have 1024 tokens, 0.01 USD, and has 25,000: 0.25 USD, of which a dollar pays for four."""
+    go = threading.Event()
+    with ChatServer(
+        says(yes_answer(), usage=(300, 25_000)), waits(go, says(yes_answer(), usage=(300, 25_000)))
+    ) as server:
+        corrector = make(server, prices=(2.5, 10.0), max_usd=1.0, when_spent="continue")
+        release_once(server, 2, go)
+        answers = corrector.correct(requests(64))
+        assert len(server.seen) == kinds(answers).count("right") >= 3
+    assert corrector.metrics()["corrector/usd_spent"] <= 1.0
+
+
+def test_answers_that_grow_exceed_the_limit_by_the_calls_under_way_at_most(make: Any) -> None:
+    """The first answer is short. The next four, sent on the strength of that, are not, and nothing follows them."""
+    go = threading.Event()
+    short, long = says(yes_answer(), usage=(300, 20)), says(yes_answer(), usage=(300, 50_000))
+    with ChatServer(short, waits(go, long)) as server:
+        corrector = make(server, prices=(2.5, 10.0), max_usd=1.0, concurrency=4, when_spent="continue")
+        release_once(server, 4, go)
+        answers = corrector.correct(requests(64))
+        assert len(server.seen) == 1 + 4
+    assert sorted(set(kinds(answers))) == ["budget", "right"]
+    assert corrector.metrics()["corrector/usd_spent"] == pytest.approx(0.0009 + 0.00001 * 5 + 4 * 0.50075, abs=1e-3)
+
+
+def test_answer_without_end_is_charged_for_what_came(make: Any) -> None:
+    with ChatServer(floods) as server:
+        flooded = make(server, prices=(1.0, 1.0)).correct(requests(1))[0]
+    assert failure_kind(flooded) == "unusable"
+    assert 300_000 < flooded.usage.completion_tokens < 400_000  # a megabyte
+    with ChatServer(says("x" * 300_000, usage=None)) as server:
+        uncounted = make(server, prices=(1.0, 1.0)).correct(requests(1))[0]
+    assert uncounted.usage.completion_tokens >= 100_000
+
+
+def test_redirects_are_counted_one_by_one_and_cost_nothing(make: Any) -> None:
+    with ChatServer(redirects) as server:
+        corrector = make(server, prices=(1.0, 1.0), max_retries=2, retry_delay=0.01)
+        answer = corrector.correct(requests(1))[0]
+        assert len(server.seen) == answer.usage.calls == corrector.metrics()["corrector/calls"] == 1
+    assert failure_kind(answer) == "rejected"
+    assert "redirect" in answer.reason
+    assert "base_url" in answer.reason
+    assert answer.usage.usd == 0
+
+
+def test_server_that_redirects_is_told_at_the_start(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Handler, "do_GET", lambda handler: handler.send(301, b"", {"Location": "https://elsewhere"}))
+    with ChatServer(says(yes_answer())) as server:
+        with pytest.raises(ValueError, match="redirects to another address: make base_url the final one"):
+            make(server).check(NumberLineTask())
+        assert server.seen == []
+
+
+def test_time_out_before_there_is_a_connection_costs_nothing(make: Any) -> None:
+    """A listener whose queue is full: further connections hang."""
+    with socket.socket() as listener, contextlib.ExitStack() as stack:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            other = stack.enter_context(socket.socket())
+            other.setblocking(False)
+            other.connect_ex(listener.getsockname())
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        server: Any = SimpleNamespace(url=url)
+        corrector = make(server, prices=(1.0, 1.0), max_retries=1, retry_delay=0.01, timeout=1.0)
+        answer = corrector.correct(requests(1))[0]
+    assert failure_kind(answer) == "timeout"
+    assert (answer.usage.calls, answer.usage.usd) == (2, 0)
+
+
 def test_first_call_that_can_not_be_paid_is_not_made(make: Any) -> None:
     with ChatServer(says(yes_answer(), usage=(8700, 60))) as server:
         answers = make(server, model="gpt-4o-mini", max_tokens=9_000, when_spent="continue").correct(requests(2))
@@ -201,15 +285,15 @@ def test_first_call_that_can_not_be_paid_is_not_made(make: Any) -> None:
 
 
 def test_estimate_counts_schema_tools_and_calls() -> None:
-    words = {"messages": [{"role": "user", "content": "a" * 300}]}
+    body = {"messages": [{"role": "user", "content": "a" * 300}]}
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 10**6}}
     for more in (
         {"tools": [{"description": "a" * 3000}]},
         {"response_format": {"json_schema": {"schema": {"required": ["a" * 3000]}}}},
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "a" * 3300}}]}]},
     ):
-        assert 1000 <= _words(words | more) - _words(words) < 1050
-    assert _words({"content": [picture]}) < 30
+        assert 1000 <= words(body | more) - words(body) < 1050
+    assert words({"content": [picture]}) < 30
 
 
 def test_token_limit(make: Any) -> None:

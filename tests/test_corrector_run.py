@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,13 @@ import torch
 from chat_server import ChatServer, hangs, says
 from corrector_cases import SECRET
 from toy import ColourTask, quiet_config
+from transformers import TrainerCallback
 
 from trl_gtr.config import GTRConfig
 from trl_gtr.correctors import CachedCorrector, ExpertCorrector, OpenAICorrector
+from trl_gtr.correctors.base import failed
 from trl_gtr.trainer import GTRTrainer
+from trl_gtr.types import Correction
 
 pytest.importorskip("openai")
 
@@ -76,6 +80,86 @@ def test_spent_budget_stops_the_run_and_a_resume_of_it(toy_checkpoint: str, tmp_
         assert len(server.seen) > 20
         for run in (trainer, resumed, richer):
             run.corrector.close()
+
+
+class Failures(TrainerCallback):
+    """What the rollouts of a run say of its failures, counted by hand."""
+
+    def __init__(self) -> None:
+        self.kinds: Counter[str] = Counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, rollout: Any = None, **kwargs: Any) -> None:
+        failures = [c.reason.partition(":")[0] for c in rollout.corrections if c is not None and c.verdict == "failed"]
+        self.kinds.update(failures)
+
+    def logged(self, trainer: GTRTrainer) -> dict[str, float]:
+        prefix = "corrector/failed_"
+        last = trainer.state.log_history[-1]
+        return {name.removeprefix(prefix): value for name, value in last.items() if name.startswith(prefix)}
+
+
+class Unlucky:
+    """Says nothing of itself. A quarter of its calls fails each of four ways; one of them never comes back."""
+
+    def __init__(self) -> None:
+        self.calls, self.released = itertools.count(), threading.Event()
+
+    def correct(self, requests: Any) -> list[Correction]:
+        turn = next(self.calls) % 4
+        if turn == 0:
+            self.released.wait(60)
+        if turn == 1:
+            return [failed("refused") for _ in requests]
+        if turn == 2:
+            return [Correction("failed", reason="no idea") for _ in requests]
+        return ExpertCorrector().correct(requests)
+
+
+def test_every_failure_is_counted_exactly_once_whoever_makes_it(toy_checkpoint: str, tmp_path: Path) -> None:
+    corrector, failures = Unlucky(), Failures()
+    config = settings(tmp_path, correction_timeout=0.1)
+    trainer = GTRTrainer(toy_checkpoint, config, ColourTask(), corrector, callbacks=[failures])
+    try:
+        trainer.train()
+    finally:
+        corrector.released.set()
+    logged = failures.logged(trainer)
+    assert logged == {
+        "late": failures.kinds["late"],
+        "refused": failures.kinds["refused"],
+        "other": failures.kinds["no idea"],
+    }
+    assert min(logged.values()) >= 3
+    # A resumed run goes on counting.
+    more = GTRTrainer(toy_checkpoint, settings(tmp_path, total_env_steps=64), ColourTask(), ExpertCorrector())
+    more.args.allow_changed_config = True
+    more.train(resume_from_checkpoint=True)
+    assert more.state.global_step == 4
+    assert failures.logged(more) == logged
+
+
+def test_failures_of_corrector_and_collector_are_added_up(toy_checkpoint: str, tmp_path: Path) -> None:
+    """Four vector steps of four: the budget ends in the second, where the corrector turns two requests down; to the
+    other vector steps it only raises."""
+    failures = Failures()
+    with ChatServer(says(RED)) as server:
+        corrector = openai(server, max_calls=6, concurrency=1)
+        trainer = GTRTrainer(toy_checkpoint, settings(tmp_path), ColourTask(), corrector, callbacks=[failures])
+        generate = trainer.collector.generate
+
+        def after_the_answers(*args: Any) -> Any:
+            """Each vector step is answered before the next is asked for, so that the last ones find nothing left."""
+            until = time.monotonic() + 20
+            while trainer.collector.pool._running:
+                assert time.monotonic() < until
+                time.sleep(0.001)
+            return generate(*args)
+
+        trainer.collector.generate = after_the_answers
+        trainer.train()
+        corrector.close()
+    assert failures.kinds["budget"] > corrector.metrics()["corrector/failed_budget"] > 0
+    assert failures.logged(trainer) == {"budget": failures.kinds["budget"]}
 
 
 def test_any_error_ends_what_is_under_way_and_the_trainer_can_go_on(toy_checkpoint: str, tmp_path: Path) -> None:

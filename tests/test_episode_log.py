@@ -2,11 +2,13 @@
 
 import json
 import logging
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from toy import COLOURS, ColourTask, quiet_config
+from transformers import TrainerCallback
 
 from trl_gtr.correctors import ExpertCorrector
 from trl_gtr.episode_log import SCHEMA, write_shard
@@ -152,6 +154,56 @@ def test_metrics_and_card_are_there_while_the_run_goes_on(make_trainer, tmp_path
     assert [(w["message"], w["update"], w["count"]) for w in card["warnings"]] == [
         (f"look at update {n}", n, 1) for n in (1, 2, 3)
     ]
+
+
+class DiskFull(TrainerCallback):
+    """From the second update on, whatever is written to this file finds no space left on the device."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 2:
+            self.path.parent.mkdir(exist_ok=True)
+            self.path.unlink(missing_ok=True)
+            self.path.symlink_to("/dev/full")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize(
+    ("written_to", "named"),
+    [
+        ("metrics.jsonl", "metrics.jsonl"),
+        (".run.json", "run.json"),
+        ("episodes/.update-000003-process-0.parquet", "episodes/update-000003-process-0.parquet"),
+    ],
+)
+def test_a_full_disk_ends_the_run_with_what_to_do(make_trainer, tmp_path, written_to, named):
+    trainer = make_trainer(save_strategy="steps", save_steps=1)
+    trainer.callback_handler.callbacks.insert(0, DiskFull(tmp_path / "run" / written_to))
+    with pytest.raises(OSError, match=r"No space left on device.*Earlier checkpoints are as they were") as caught:
+        trainer.train()
+    assert f"{tmp_path / 'run' / named} could not be written" in str(caught.value)
+    assert not (tmp_path / "run" / written_to).is_symlink() or written_to == named  # nothing half written is left
+    # The last update before is whole, and the run goes on from it once there is space again.
+    (tmp_path / "run" / written_to).unlink(missing_ok=True)
+    resumed = make_trainer(save_strategy="steps", save_steps=1)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 3
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("folder", ["run", "run/episodes"])
+def test_a_folder_that_can_not_be_made_is_named(make_trainer, tmp_path, folder):
+    """A file in its place stands for a read-only disk, which binds nobody who may do everything."""
+    trainer = make_trainer()
+    path = tmp_path / folder
+    if path.is_dir():
+        path.rmdir()
+    path.write_text("in the way")
+    with pytest.raises(OSError, match=rf"{path}.* could not be written .*resume\.$"):
+        trainer.train()
 
 
 def test_tensorboard_gets_numbers_and_pictures(make_trainer, tmp_path, monkeypatch):

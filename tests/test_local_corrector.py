@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from corrector_cases import CANARY, no_answer, number_line_request, points_answer, points_request, yes_answer
 
+from trl_gtr.cancellation import Cancellation
 from trl_gtr.correctors import LocalCorrector, failure_kind
 from trl_gtr.correctors.local import _own_dice, flatten
 from trl_gtr.types import Generation
@@ -105,6 +107,24 @@ def test_close_ends_after_the_batch(local: LocalCorrector) -> None:
     assert failure_kind(local.correct([RIGHT])[0]) == "cancelled"
     local.reopen()
     assert local.correct([RIGHT])[0].verdict == "right"
+
+
+def test_what_is_given_up_for_being_late_is_not_generated(local: LocalCorrector) -> None:
+    """After the first batch nobody waits any more: its answers are kept, those to be repaired and the rest aren't."""
+    cancellation = Cancellation()
+    requests = [replace(request, cancellation=cancellation) for request in (RIGHT, WRONG, RIGHT, RIGHT, RIGHT)]
+    script = scripted(local, [yes_answer(), "hm", yes_answer(), yes_answer()])
+    first = script.generate
+    script.generate = lambda *a, **k: (cancellation.cancel(), first(*a, **k))[1]  # type: ignore[method-assign]
+    answers = local.correct(requests)
+    assert [failure_kind(answer) or answer.verdict for answer in answers] == [
+        "right",
+        "late",
+        "right",
+        "right",
+        "late",
+    ]
+    assert len(script.asked) == 1
 
 
 def test_counts_survive_a_resume(local: LocalCorrector) -> None:

@@ -23,7 +23,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from .action_logprobs import SpanFinder
 from .config import GTRConfig
 from .diagnostics import thought_text
-from .files import HALF_CHARACTER, written_whole
+from .files import HALF_CHARACTER, writing_log, written_whole
 from .tasks.base import Task
 from .types import Rollout
 from .update import Experience
@@ -97,8 +97,9 @@ class EpisodeLog(TrainerCallback):
             return
         rows = list(self._rows(rollout, experience, state.global_step, args))
         if rows:
-            name = f"update-{state.global_step:06d}-process-{args.process_index}.parquet"
-            write_shard(self.folder / name, rows)
+            path = self.folder / f"update-{state.global_step:06d}-process-{args.process_index}.parquet"
+            with writing_log(path):
+                write_shard(path, rows)
 
     def _rows(self, rollout: Rollout, experience: Experience, update: int, args: Any) -> Iterator[dict[str, Any]]:
         numbers = {

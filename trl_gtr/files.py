@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 HALF_CHARACTER = re.compile("[\ud800-\udfff]")
@@ -17,5 +17,21 @@ def written_whole(path: Path) -> Iterator[Path]:
     """Gives a name to write to, beside `path`, which it becomes at the end. Folders are made as needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}")
-    yield unfinished
-    os.replace(unfinished, path)
+    try:
+        yield unfinished
+        os.replace(unfinished, path)
+    except BaseException:
+        with suppress(OSError):  # the first error is the one to tell
+            unfinished.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def writing_log(path: Path) -> Iterator[None]:
+    """A disk that is full or read-only ends the run with the file's name and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"{path} could not be written ({error}). Earlier checkpoints are as they were: mend that and resume."
+        ) from error

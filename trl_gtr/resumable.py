@@ -9,6 +9,7 @@ import json
 import logging
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -42,6 +43,8 @@ class ResumableTrainer(PPOBridge):
     updater: Updater
     env_steps: int = 0
     """Steps of all environments since the run began."""
+    failed_corrections: Counter[str]
+    """This process's failed corrections since the run began, by kind."""
     _saving_to: str | None = None
     _saved_step: int | None = None
     """The update after which this run, or the one that it continues, was last saved."""
@@ -103,6 +106,7 @@ class ResumableTrainer(PPOBridge):
         state = {
             "corrector": corrector,
             "env_steps": self.env_steps,
+            "failed_corrections": self.failed_corrections,
             # A run that was given up begins to count anew, or it would end again at once.
             "skipped_in_a_row": 0 if self.updater.gave_up else self.updater.skipped_in_a_row,
         }
@@ -149,6 +153,7 @@ class ResumableTrainer(PPOBridge):
             self._saved_step = self.state.global_step
         checkpoints.load_run_state(checkpoint, rank, self.buffer, self.collector)
         self.env_steps, self.updater.skipped_in_a_row = state["env_steps"], state["skipped_in_a_row"]
+        self.failed_corrections = Counter(state.get("failed_corrections", {}))
         if state["corrector"] is not None and hasattr(self.corrector, "load_state_dict"):
             self.corrector.load_state_dict(state["corrector"])
         self._load_rng_state(checkpoint)  # last: whatever is made above may draw from them

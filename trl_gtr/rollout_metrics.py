@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .correctors.base import failure_kind
 from .metrics import Means
 from .rollouts import in_processes
 from .types import Rollout, Share, Transition
@@ -47,7 +48,25 @@ def count_rollout(rollout: Rollout, task: Any, means: Means) -> None:
     for verdict in ("right", "corrected", "unsolvable", "failed"):
         if asked:
             means.add(f"corrector/{verdict}", [1.0] * verdicts[verdict] + [0.0] * (asked - verdicts[verdict]))
-    means.add("corrector/latency", [c.latency for c in rollout.corrections if c is not None])
+    answers = [c for c in rollout.corrections if c is not None and failure_kind(c) != "late"]
+    means.add("corrector/latency", [answer.latency for answer in answers])
+
+
+def count_failures(rollout: Rollout) -> collections.Counter[str]:
+    """How many of the rollout's corrections failed, by kind."""
+    kinds = (failure_kind(correction) for correction in rollout.corrections if correction is not None)
+    return collections.Counter(kind for kind in kinds if kind is not None)
+
+
+def with_failures(metrics: Mapping[str, float], failures: Mapping[str, int]) -> dict[str, float]:
+    """A corrector's metrics with `corrector/failed_<kind>` by the steps that got no label.
+
+    They take the place of its own: it doesn't know which of its answers came too late or never began, and what a cache
+    repeats.
+    """
+    own = ("corrector/failed_", "corrector/fallback_failed_")
+    kept = {name: value for name, value in metrics.items() if not name.startswith(own)}
+    return kept | {f"corrector/failed_{kind}": float(count) for kind, count in failures.items()}
 
 
 def without_images(rollout: Rollout) -> Rollout:

@@ -7,10 +7,10 @@ step and joined when the rollout ends, so that a slow corrector hides behind the
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -20,11 +20,15 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from .cancellation import Cancellation
 from .correctors.background import DaemonPool
-from .correctors.base import BudgetExhausted, Corrector, failed
+from .correctors.base import Corrector
 from .environments.workers import WorkerVectorEnv
+from .pending_corrections import PendingCorrections
 from .tasks.base import Task
-from .types import Correction, CorrectionRequest, Generation, Response, Rollout, Transition
+from .types import CorrectionRequest, Generation, Response, Rollout, Transition
+
+logger = logging.getLogger(__name__)
 
 INVALID_ACTION_PENALTY = -1.0
 _NO_IMAGE = np.zeros((0, 0, 3), np.uint8)
@@ -65,7 +69,8 @@ class RolloutCollector:
         self.task, self.generate, self.corrector = task, generate, corrector
         self.first_index, self.penalize = first_index, invalid_action == "penalty"
         self.envs = make_vector_env(task, self.penalize, num_envs)
-        self.correction_workers = correction_workers
+        self.pool = DaemonPool(correction_workers, "corrector")
+        self._concurrency_named = -1
         indices = range(first_index, first_index + num_envs)
         self.rngs = [np.random.default_rng([seed, index, 1]) for index in indices]
         env_seeds: list[int | None] = [
@@ -89,30 +94,28 @@ class RolloutCollector:
 
         Args:
             timeout: Looked at between vector steps. A rollout that it ends is shorter, and otherwise like any other.
-            correction_timeout: Seconds to wait at the end for corrections; what isn't back by then has failed.
+            correction_timeout: Seconds to wait at the end for corrections; what isn't back by then is given up.
             stopped: Asked between vector steps and while waiting; `True` ends the rollout where it stands.
         """
         reopen = getattr(self.corrector, "reopen", None)
         if reopen is not None:
             reopen()  # an earlier run may have been interrupted
-        pool = DaemonPool(self.correction_workers, "corrector")
+        pending = PendingCorrections(self.corrector, self.pool, len(self.images))
         try:
-            return self._collect(steps, pool, time.monotonic() + timeout, correction_timeout, stopped)
+            return self._collect(steps, pending, time.monotonic() + timeout, correction_timeout, stopped)
         finally:
-            pool.cancel()
+            pending.give_up()  # after an error nobody waits for what is under way
 
     def _collect(
         self,
         steps: int,
-        pool: DaemonPool,
+        pending: PendingCorrections,
         deadline: float,
         correction_timeout: float,
         stopped: Callable[[], bool],
     ) -> Rollout:
         clock = Clock()
         transitions: list[Transition] = []
-        pending: list[Future[list[Correction]] | None] = []
-        asked: list[list[int]] = []
         finished: list[Sequence[Transition]] = []
         for step in range(steps):
             if stopped() or (step > 0 and time.monotonic() >= deadline):
@@ -122,15 +125,17 @@ class RolloutCollector:
                 generations = self.generate(prompts, self.images)
                 responses = [self.task.format.parse(generation.text) for generation in generations]
             with clock("environment"):
-                future, indices = self._ask_corrector(pool, prompts, responses)
-                pending.append(future)
-                asked.append(indices)
+                pending.ask(self._requests(prompts, responses, pending.cancellation))
                 played = self._play(step, prompts, generations, responses)
                 transitions += played
                 finished += self._close_episodes(played)
         with clock("wait_for_corrections"):
-            _wait(pending, correction_timeout, stopped)
-            corrections, stop_reason = _join(pending, asked, len(self.images))
+            pending.wait(correction_timeout, stopped)
+            corrections, stop_reason = pending.join()
+        shortfall = pending.shortfall(corrections)
+        if shortfall is not None and shortfall.concurrency > self._concurrency_named:  # not once an update
+            self._concurrency_named = shortfall.concurrency
+            logger.warning("%s", shortfall)
         if stop_reason is None and getattr(self.corrector, "exhausted", False):
             stop_reason = "the corrector's budget is spent"
         return Rollout(
@@ -146,25 +151,25 @@ class RolloutCollector:
     def _prompts(self) -> list[str]:
         return [self.task.prompt(image, info) for image, info in zip(self.images, self.infos, strict=True)]
 
-    def _ask_corrector(
-        self, pool: DaemonPool, prompts: list[str], responses: list[Response]
-    ) -> tuple[Future[list[Correction]] | None, list[int]]:
-        """Send every parsable thought of this vector step off; say which environments they belong to."""
-        indices = [i for i, response in enumerate(responses) if response.valid]
-        if self.corrector is None or not indices:
-            return None, []
-        requests = [
-            CorrectionRequest(
+    def _requests(
+        self, prompts: list[str], responses: list[Response], cancellation: Cancellation
+    ) -> dict[int, CorrectionRequest]:
+        """Every parsable thought of this vector step, by its environment."""
+        if self.corrector is None:
+            return {}
+        return {
+            i: CorrectionRequest(
                 image=self.images[i],
                 prompt=prompts[i],
-                response=responses[i],
+                response=response,
                 public_state=self.task.public_state(self.infos[i]),
                 info=self.infos[i],
                 task=self.task,
+                cancellation=cancellation,
             )
-            for i in indices
-        ]
-        return pool.submit(self.corrector.correct, requests), indices
+            for i, response in enumerate(responses)
+            if response.valid
+        }
 
     def _play(
         self, step: int, prompts: list[str], generations: list[Generation], responses: list[Response]
@@ -339,36 +344,3 @@ def unpack_infos(infos: Mapping[str, Any], num_envs: int) -> list[dict[str, Any]
             value = values[i] if nested is None else nested[i]
             unpacked[i][key] = value.item() if isinstance(value, np.generic) else copy.deepcopy(value)
     return unpacked
-
-
-def _wait(pending: list[Future[list[Correction]] | None], seconds: float, stopped: Callable[[], bool]) -> None:
-    """Until every correction is in, time is up, or the run is to stop."""
-    end = time.monotonic() + seconds
-    missing = {future for future in pending if future is not None}
-    while missing and not stopped() and time.monotonic() < end:
-        missing = wait(missing, timeout=min(0.5, end - time.monotonic())).not_done
-
-
-def _join(
-    pending: list[Future[list[Correction]] | None], asked: list[list[int]], num_envs: int
-) -> tuple[list[Correction | None], str | None]:
-    """One correction per transition, `None` where nothing was asked. Errors surface here.
-
-    An answer that isn't in yet comes too late. A spent budget is no error: what was paid for is kept, the rest counts
-    as failed, and the reason is handed on.
-    """
-    corrections: list[Correction | None] = []
-    stop_reason = None
-    for future, indices in zip(pending, asked, strict=True):
-        row: list[Correction | None] = [None] * num_envs
-        if future is not None:
-            try:
-                late = not future.done()
-                answers = [failed("timeout", "not back in time") for _ in indices] if late else future.result()
-            except BudgetExhausted as spent:
-                stop_reason = str(spent)
-                answers = [failed("budget", stop_reason) for _ in indices]
-            for i, correction in zip(indices, answers, strict=True):
-                row[i] = correction
-        corrections += row
-    return corrections, stop_reason

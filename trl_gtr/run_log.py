@@ -19,7 +19,7 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from .config import REFUSED_FIELDS, GTRConfig
-from .files import written_whole
+from .files import writing_log, written_whole
 
 METRICS_FILE = "metrics.jsonl"
 CARD_FILE = "run.json"
@@ -43,7 +43,6 @@ class RunLog(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
         self.warnings.listen()
         self.state, self.began = state, True
         self.card = run_card(args) | self.about
@@ -53,7 +52,8 @@ class RunLog(TrainerCallback):
             self.card["started"] = old["started"]
             self.warnings.entries = [w for w in old["warnings"] if w["update"] <= state.global_step]
         # The history of a resumed run ends at its checkpoint: what a crash has left behind that is gone.
-        with written_whole(self.folder / METRICS_FILE) as file:
+        metrics = self.folder / METRICS_FILE
+        with writing_log(metrics), written_whole(metrics) as file:
             file.write_text("".join(map(_line, state.log_history)), "utf-8")
         self._write_card()
 
@@ -63,7 +63,8 @@ class RunLog(TrainerCallback):
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # Before training there is nobody to write for; what was logged until then is in the history.
         if self.began:
-            with (self.folder / METRICS_FILE).open("a", encoding="utf-8") as file:
+            metrics = self.folder / METRICS_FILE
+            with writing_log(metrics), metrics.open("a", encoding="utf-8") as file:
                 file.write(_line(state.log_history[-1]))
             self._write_card()
 
@@ -74,7 +75,8 @@ class RunLog(TrainerCallback):
 
     def _write_card(self) -> None:
         self.card |= {"warnings": self.warnings.entries, "updated": _now()}
-        with written_whole(self.folder / CARD_FILE) as file:
+        card = self.folder / CARD_FILE
+        with writing_log(card), written_whole(card) as file:
             file.write_text(json.dumps(self.card, indent=1, default=str), "utf-8")
 
 

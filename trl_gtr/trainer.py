@@ -12,6 +12,7 @@ import resource
 import sys
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -38,7 +39,14 @@ from .models import check_processor, load_policy
 from .policy import PolicyWithValue, ValueHead, VLMPolicy
 from .processes import Processes
 from .resumable import ResumableTrainer
-from .rollout_metrics import add_up, count_rollout, print_completions, without_images
+from .rollout_metrics import (
+    add_up,
+    count_failures,
+    count_rollout,
+    print_completions,
+    with_failures,
+    without_images,
+)
 from .rollouts import Clock, RolloutCollector
 from .run_log import RunLog
 from .signals import StopSignals
@@ -105,7 +113,7 @@ class GTRTrainer(ResumableTrainer):
     ) -> None:
         args = args or GTRConfig()
         self.task, self.eval_task = _check_task(task, corrector, args), eval_task or task
-        self.corrector = corrector
+        self.corrector, self.failed_corrections = corrector, Counter()
         set_seed(args.seed)
         # Before the model is loaded: what an environment lacks is told at once.
         local_envs = args.num_envs // PartialState().num_processes
@@ -226,6 +234,7 @@ class GTRTrainer(ResumableTrainer):
     def _store_corrections(self, rollout: Rollout) -> int:
         """Put this rollout's labels into the buffer; how many steps were corrected, over all processes."""
         corrected = 0
+        self.failed_corrections.update(count_failures(rollout))
         for step, correction in zip(rollout.transitions, rollout.corrections, strict=True):
             if correction is None:
                 continue
@@ -469,8 +478,9 @@ class GTRTrainer(ResumableTrainer):
         explained = ppo.explained_variance(torch.cat(values), torch.cat(returns))
         everything = rollout if self.processes.count == 1 else _joined(gather(without_images(rollout)))
         metrics |= rollout_diagnostics(everything, self.task)
-        if self.corrector is not None and hasattr(self.corrector, "metrics"):
-            metrics |= add_up(gather(self.corrector.metrics()))
+        if self.corrector is not None:
+            own = self.corrector.metrics() if hasattr(self.corrector, "metrics") else {}
+            metrics |= add_up(gather(with_failures(own, self.failed_corrections)))
         slowest = max(gather(sum(seconds[name] for name in seconds if not name.startswith("collect_rank"))))
         return metrics | {
             **({"value/explained_variance": explained} if math.isfinite(explained) else {}),

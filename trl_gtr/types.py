@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from .cancellation import Cancellation
+
 Verdict = Literal["right", "corrected", "unsolvable", "failed"]
 
 
@@ -72,6 +74,8 @@ class CorrectionRequest:
     process."""
     task: Any
     """The `trl_gtr.tasks.Task` that the step belongs to."""
+    cancellation: Cancellation = field(default_factory=Cancellation, compare=False, repr=False)
+    """Tells the corrector when nobody waits for the answer any more. Whoever ignores it only works in vain."""
 
 
 class Share(float):
@@ -122,7 +126,7 @@ class Correction:
     """Why a correction failed, or the corrector's remark."""
     usage: Usage = Usage()
     latency: float = 0.0
-    """Seconds from request to answer."""
+    """Seconds that the corrector worked on it, without the wait for its turn where only so many are under way."""
     source: str = ""
     """Which corrector answered."""
 

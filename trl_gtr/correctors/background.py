@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -50,36 +52,47 @@ class BackgroundLoop:
 
 
 class DaemonPool:
-    """Runs calls in threads of their own, `workers` at a time.
+    """Runs calls in at most `workers` threads, which end when there is nothing to do.
 
     Not `ThreadPoolExecutor`: Python waits for an executor's threads at its end, and a corrector may never answer.
     """
 
     def __init__(self, workers: int, name: str):
-        self.name = name
-        self._slots = threading.Semaphore(workers)
-        self._futures: list[Future[Any]] = []
+        self.workers, self.name = workers, name
+        self._lock = threading.Lock()
+        self._running = 0
+        self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
         future: Future[T] = Future()
-
-        def work() -> None:
-            with self._slots:
-                if not future.set_running_or_notify_cancel():
-                    return
-                try:
-                    future.set_result(function(*arguments))
-                except BaseException as error:
-                    future.set_exception(error)
-
-        self._futures.append(future)
-        threading.Thread(target=work, name=self.name, daemon=True).start()
+        with self._lock:
+            self._waiting.append((future, partial(function, *arguments)))
+            if self._running < self.workers:
+                self._running += 1
+                threading.Thread(target=self._work, name=self.name, daemon=True).start()
         return future
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._running -= 1
+                    return
+                future, call = self._waiting.popleft()
+                if not future.set_running_or_notify_cancel():
+                    continue
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
 
     def cancel(self) -> None:
         """What hasn't begun never will."""
-        for future in self._futures:
-            future.cancel()
+        with self._lock:
+            for future, _ in self._waiting:
+                future.cancel()
+                future.set_running_or_notify_cancel()  # or who waits for it would go on waiting
+            self._waiting.clear()
 
 
 async def _cancel_all(finally_run: Callable[[], Coroutine[Any, Any, None]]) -> None:

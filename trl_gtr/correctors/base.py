@@ -26,7 +26,8 @@ import numpy as np
 from ..types import Correction, CorrectionRequest, Usage
 
 FailureKind = Literal[
-    "timeout",  # no answer in time
+    "timeout",  # the server didn't answer in time
+    "late",  # given up when the rollout waited no longer
     "connection",  # none, or lost
     "server",  # HTTP 429 or 5xx to the end
     "rejected",  # another HTTP 4xx
@@ -56,6 +57,10 @@ class Corrector(Protocol):
     Called off the main thread and from several threads at once, one call per vector step; the limit on requests in
     flight lives in here. What goes wrong with one request is that request's `failed` correction, never an exception:
     only `BudgetExhausted` may be raised, and what ends the run because no request could ever succeed (a rejected key).
+
+    A rollout waits for its corrections only so long. Then it cancels its requests (`request.cancellation`), and a
+    corrector that heeds that returns at once: what it has, and `failed("late")` for the rest. What comes later is
+    thrown away.
     """
 
     def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]: ...

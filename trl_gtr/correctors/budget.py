@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from ..types import Usage
 
@@ -22,6 +23,9 @@ PRICES: Mapping[str, tuple[float, float]] = {
     "gpt-5-mini": (0.25, 2.00),
     "o4-mini": (1.10, 4.40),
 }
+
+BYTES_PER_TOKEN = 3
+"""Fewer than in most texts, so that tokens are overestimated rather than underestimated."""
 
 
 def picture_tokens(model: str) -> int:
@@ -121,3 +125,51 @@ class Budget:
         self.spent = Usage(
             int(state["calls"]), int(state["prompt_tokens"]), int(state["completion_tokens"]), float(state["usd"])
         )
+
+
+class CallSizes:
+    """What a call may cost, by its words and by what the server has counted so far.
+
+    Args:
+        max_length: Tokens of an answer, as the server is told.
+        picture_tokens: What a picture may cost, before the server has counted one.
+    """
+
+    def __init__(self, budget: Budget, max_length: int, picture_tokens: int):
+        self.budget, self.max_length, self.picture_tokens = budget, max_length, picture_tokens
+        self._largest_prompt = self._largest_excess = self._largest_answer = 0
+
+    def estimate(self, body: Mapping[str, Any]) -> Usage:
+        """At least what the call will cost: its words, and beside them the picture as the server has counted it so
+        far; never less than the largest prompt seen. Nor is the answer taken for shorter than the longest seen: some
+        servers ignore the length limit."""
+        beside = max(self.picture_tokens, self._largest_excess)
+        prompt = max(words(body) + beside, int(1.25 * self._largest_prompt))
+        return self.budget.cost(prompt, max(self.max_length, int(1.25 * self._largest_answer)))
+
+    def counted(self, body: Mapping[str, Any], prompt_tokens: int, completion_tokens: int) -> Usage:
+        """What a call has cost by the server's count, from which the next estimates learn."""
+        self._largest_prompt = max(self._largest_prompt, prompt_tokens)
+        self._largest_excess = max(self._largest_excess, prompt_tokens - words(body))
+        self._largest_answer = max(self._largest_answer, completion_tokens)
+        return self.budget.cost(prompt_tokens, completion_tokens)
+
+    def uncounted(self, estimate: Usage, received: int) -> Usage:
+        """What a call has cost whose tokens the server didn't count: its estimate, or more if so many bytes came."""
+        answer = max(estimate.completion_tokens, received // BYTES_PER_TOKEN)
+        if answer > estimate.completion_tokens:
+            self._largest_answer = answer
+        return self.budget.cost(estimate.prompt_tokens, answer)
+
+
+def words(value: Any) -> int:
+    """Tokens of a request's words, schema and tools; pictures don't count."""
+
+    def size(value: Any) -> int:
+        if isinstance(value, str):
+            return 0 if value.startswith("data:") else len(value.encode("utf-8", "replace")) + 2
+        if isinstance(value, Mapping):
+            return sum(size(key) + size(entry) for key, entry in value.items())
+        return sum(map(size, value)) if isinstance(value, list | tuple) else 4
+
+    return size(value) // BYTES_PER_TOKEN

@@ -33,7 +33,7 @@ from .base import (
 
 logger = logging.getLogger(__name__)
 
-OF_THE_RUN = ("budget", "cancelled", "unavailable", "connection", "server")
+OF_THE_RUN = ("budget", "cancelled", "late", "unavailable", "connection", "server")
 """Kinds of failures that say nothing of the step."""
 
 

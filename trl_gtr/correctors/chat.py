@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from ..types import Usage
 from .base import FailureKind
-from .budget import Budget
+from .budget import Budget, CallSizes
 
 logger = logging.getLogger(__name__)
 
@@ -125,13 +125,13 @@ class ChatClient:
         delay: float,
     ):
         self.client, self.budget, self.model = client, budget, model
-        self.temperature, self.max_length, self.picture_tokens = temperature, max_length, picture_tokens
+        self.temperature, self.max_length = temperature, max_length
+        self.sizes = CallSizes(budget, max_length, picture_tokens)
         self.timeout, self.max_retries, self.first_delay = timeout, max_retries, delay
         self.features = Features()
         self._jitter = random.Random()
         self.answered = False
         """The server has answered at least once."""
-        self._largest_prompt = self._largest_excess = 0
         self._settled = asyncio.Condition()
 
     async def ask(
@@ -224,13 +224,13 @@ class ChatClient:
             payload = await asyncio.wait_for(self._send(body, remaining), remaining)
             self.answered = True
             reply, usage = read_reply(payload)
-            if usage is not None:
-                actual = self.budget.cost(*usage)
-                self._largest_prompt = max(self._largest_prompt, usage[0])
-                self._largest_excess = max(self._largest_excess, usage[0] - _words(body))
+            actual = self.sizes.counted(body, *usage) if usage else self.sizes.uncounted(estimate, len(payload))
             return reply
         except asyncio.TimeoutError:  # not the builtin one on Python 3.10
             raise ChatError("timeout", f"no answer within {remaining:.3g} s", retry=True) from None
+        except EndlessAnswer:
+            actual = self.sizes.uncounted(estimate, MAX_BODY)
+            raise
         except UnbilledError as error:
             actual = Usage(calls=1)
             raise error.reason from None
@@ -243,7 +243,7 @@ class ChatClient:
     async def _reserve(self, body: Mapping[str, Any]) -> Usage:
         """Sets aside what the call may cost, and says it; waits for calls in flight where that is too much."""
         while True:
-            estimate = self._estimate(body)  # anew after each wait: the calls in flight have taught what one costs
+            estimate = self.sizes.estimate(body)  # anew after each wait: calls in flight have taught what one costs
             # Until the server has counted a prompt estimates are guesses, so that the first call goes alone.
             reserved = self.budget.reserve(estimate, alone=not self.answered)
             if reserved:
@@ -252,13 +252,6 @@ class ChatClient:
                 raise ChatError("budget", "the corrector's budget is spent")
             async with self._settled:
                 await self._settled.wait()
-
-    def _estimate(self, body: Mapping[str, Any]) -> Usage:
-        """At least what the call will cost: its words, and beside them the picture as the server has counted it so
-        far; never less than the largest prompt seen."""
-        beside = max(self.picture_tokens, self._largest_excess)
-        prompt = max(_words(body) + beside, int(1.25 * self._largest_prompt))
-        return self.budget.cost(prompt, self.max_length)
 
     async def _send(self, body: dict[str, Any], timeout: float) -> str:
         """The body of a 200. Everything else is a `ChatError` or, where nothing can have been billed, unbilled."""
@@ -269,11 +262,17 @@ class ChatClient:
             # As extra_body the messages pass as they are; the client's walk through every typed part of them takes
             # longer than all the rest of a call.
             more = {key: value for key, value in body.items() if key != "model"}
-            async with create(model=body["model"], messages=[], extra_body=more, timeout=timeout) as response:
+            # Connecting ends first, so that a try in which nothing was sent is known for that.
+            limits = openai.Timeout(timeout, connect=0.9 * timeout)
+            async with create(model=body["model"], messages=[], extra_body=more, timeout=limits) as response:
                 return self.redact(await _read_body(response))
         except openai.APIStatusError as error:
             raise UnbilledError(self.status_error(error)) from None
-        except openai.APITimeoutError:
+        except openai.APITimeoutError as error:
+            if type(error.__cause__).__name__ == "ConnectTimeout":
+                raise UnbilledError(
+                    ChatError("timeout", f"no connection to {self.client.base_url.host}", retry=True)
+                ) from None
             raise ChatError("timeout", f"no answer within {timeout:.3g} s", retry=True) from None
         except openai.APIConnectionError as error:
             cause = type(error.__cause__).__name__ if error.__cause__ else "no connection"
@@ -289,6 +288,9 @@ class ChatClient:
         detail = f"HTTP {status}: {self.redact(words)}"
         if code == "content_filter":
             return ChatError("refused", detail)
+        if 300 <= status < 400:
+            elsewhere = self.redact(error.response.headers.get("location", "nowhere"))[:200]
+            return ChatError("rejected", f"HTTP {status}: redirected to {elsewhere}; make base_url the final address")
         if status in (400, 422):
             too_long = code == "context_length_exceeded" or "context length" in words.lower()
             return ChatError("rejected", detail, retry=not too_long)
@@ -320,6 +322,10 @@ class KeyRejected(ChatError):
     """HTTP 401 to a server's very first call: no later one would fare better."""
 
 
+class EndlessAnswer(ChatError):
+    """Cut off at `MAX_BODY`."""
+
+
 class ToolsUnsupported(ChatError):
     """The server takes no tools: the question must be put again with the tools described in words."""
 
@@ -330,7 +336,7 @@ async def _read_body(response: Any) -> str:
         async for chunk in response.iter_bytes():
             payload += chunk
             if len(payload) > MAX_BODY:
-                raise ChatError("unusable", f"the answer is longer than {MAX_BODY} bytes")
+                raise EndlessAnswer("unusable", f"the answer is longer than {MAX_BODY} bytes")
     except ChatError:
         raise
     except Exception as error:  # of the HTTP library; which one that is the openai package decides
@@ -380,19 +386,6 @@ def _tokens(usage: Any) -> tuple[int, int] | None:
     if isinstance(prompt, int) and isinstance(completion, int) and min(prompt, completion) >= 0:
         return (prompt, completion) if max(prompt, completion) <= MAX_TOKENS else None
     return None
-
-
-def _words(value: Any) -> int:
-    """Tokens of a request's words, schema and tools, at three bytes a token; pictures don't count."""
-
-    def size(value: Any) -> int:
-        if isinstance(value, str):
-            return 0 if value.startswith("data:") else len(value.encode("utf-8", "replace")) + 2
-        if isinstance(value, Mapping):
-            return sum(size(key) + size(entry) for key, entry in value.items())
-        return sum(map(size, value)) if isinstance(value, list | tuple) else 4
-
-    return size(value) // 3
 
 
 def _complaint(body: Any) -> str:

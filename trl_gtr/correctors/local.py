@@ -111,6 +111,9 @@ class LocalCorrector:
             if self._closed:
                 done |= {i: failed("cancelled", "the run ended") for i in open_ones}
                 break
+            if any(requests[i].cancellation.cancelled for i in open_ones):  # they are of one rollout
+                done |= {i: failed("late", "given up unanswered") for i in open_ones}
+                break
             prompts = [flatten(talks[i].messages) for i in open_ones]
             images = [requests[i].image for i in open_ones]
             try:

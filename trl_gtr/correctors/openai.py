@@ -206,7 +206,7 @@ class OpenAICorrector:
         with self._lock:
             self._counts[f"failed_{kind}"] += 1
             first = self._counts[f"failed_{kind}"] == 1
-        if first and kind not in ("budget", "cancelled"):
+        if first and kind not in ("budget", "cancelled", "late"):  # of these others warn
             logger.warning("a correction failed (%s); further ones of this kind are only counted", correction.reason)
 
     def _after(self) -> str:
@@ -272,6 +272,8 @@ class OpenAICorrector:
         except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
             raise ValueError(self._bad_key(error.status_code)) from None
         except openai.APIStatusError as error:
+            if 300 <= error.status_code < 400:
+                raise ValueError(f"{self.server} redirects to another address: make base_url the final one") from None
             logger.info("%s lists no models (HTTP %s); going on", self.server, error.status_code)
             return
         except (openai.APIConnectionError, asyncio.TimeoutError):
@@ -343,15 +345,16 @@ def _make_client(
         import openai
     except ImportError:
         raise ImportError('OpenAICorrector needs the openai package: pip install "trl-gtr[openai]"') from None
+    # Redirects aren't followed: each hop would be a call that nobody counts, and a loop of them twenty.
+    http_client = openai.DefaultAsyncHttpxClient(follow_redirects=False)
+    always: dict[str, Any] = {"max_retries": 0, "timeout": timeout, "http_client": http_client}
     try:
         if azure:
             options: dict[str, Any] = {"azure_endpoint": base_url} if base_url else {}
-            return openai.AsyncAzureOpenAI(
-                api_key=api_key, api_version=api_version, max_retries=0, timeout=timeout, **options
-            )
-        return openai.AsyncOpenAI(api_key=api_key, base_url=base_url, max_retries=0, timeout=timeout)
+            return openai.AsyncAzureOpenAI(api_key=api_key, api_version=api_version, **options, **always)
+        return openai.AsyncOpenAI(api_key=api_key, base_url=base_url, **always)
     except openai.OpenAIError as error:
         if base_url and not azure and "api_key" in str(error):
             # Servers of one's own mostly want no key; the client insists on one.
-            return openai.AsyncOpenAI(api_key="none", base_url=base_url, max_retries=0, timeout=timeout)
+            return openai.AsyncOpenAI(api_key="none", base_url=base_url, **always)
         raise ValueError(f"the openai client can't be made: {error}") from None

@@ -10,10 +10,11 @@ import traceback
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from ..cancellation import Cancellation
 from ..types import Correction, CorrectionRequest, Usage
 from .background import BackgroundLoop
 from .base import failed, request_digest
@@ -24,12 +25,21 @@ from .conversation import Conversation
 logger = logging.getLogger(__name__)
 
 
-@dataclass
 class _Flight:
     """A correction under way and how many wait for it."""
 
     task: asyncio.Future[Correction]
-    waiting: int = 0
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self.began: float | None = None
+        """`time.perf_counter()` when its turn came."""
+        self.usage = Usage()
+        """What it has cost, once it has ended."""
+
+    def seconds(self, since: float) -> float:
+        """How long it has been worked on since then."""
+        return 0.0 if self.began is None else time.perf_counter() - max(self.began, since)
 
 
 class Session:
@@ -76,15 +86,18 @@ class Session:
 
     async def _join(self, digest: str, request: CorrectionRequest, image_part: Mapping[str, Any]) -> Correction:
         """The correction, shared with identical requests that are under way: one of them is sent and pays."""
+        if request.cancellation.cancelled:
+            return failed("late", "given up before its turn came")
         started = time.perf_counter()
         flight = self._flights.get(digest)
         first = flight is None
         if flight is None:
-            flight = self._flights[digest] = _Flight(asyncio.ensure_future(self._correct(request, image_part)))
+            flight = self._flights[digest] = _Flight()
+            flight.task = asyncio.ensure_future(self._correct(request, image_part, flight))
             flight.task.add_done_callback(partial(self._land, digest, flight))
         flight.waiting += 1
         try:
-            correction = await asyncio.shield(flight.task)
+            correction = await self._unless_late(flight, request.cancellation)
         except asyncio.CancelledError:
             if not self.closed:
                 raise
@@ -94,16 +107,33 @@ class Session:
             if flight.waiting == 0:
                 flight.task.cancel()  # nobody wants it any more; no effect if it is done
                 self._land(digest, flight)  # who asks from now on must not join it
+        if correction is None:
+            if flight.waiting == 0:
+                await asyncio.wait({flight.task})  # the connection is closed and its cost known
+            correction = failed("late", "given up unanswered" if flight.began else "given up before its turn came")
         self.counts["shared"] += not first
-        usage = correction.usage if first else Usage()
-        return replace(correction, usage=usage, latency=time.perf_counter() - started)
+        return replace(correction, usage=flight.usage if first else Usage(), latency=flight.seconds(since=started))
+
+    async def _unless_late(self, flight: _Flight, cancellation: Cancellation) -> Correction | None:
+        """The answer, or `None` if nobody waits for it any more."""
+        loop = asyncio.get_running_loop()
+        late = loop.create_future()
+
+        def give_up() -> None:  # from another thread
+            loop.call_soon_threadsafe(late.cancel)
+
+        with cancellation.calling(give_up):
+            await asyncio.wait({flight.task, late}, return_when=asyncio.FIRST_COMPLETED)
+        late.cancel()
+        return flight.task.result() if flight.task.done() else None
 
     def _land(self, digest: str, flight: _Flight, _: object = None) -> None:
         if self._flights.get(digest) is flight:
             del self._flights[digest]
 
-    async def _correct(self, request: CorrectionRequest, image_part: Mapping[str, Any]) -> Correction:
+    async def _correct(self, request: CorrectionRequest, image_part: Mapping[str, Any], flight: _Flight) -> Correction:
         async with self._slots:
+            flight.began = time.perf_counter()
             if not self._breaker.allows():
                 return failed("unavailable", "the server has failed many times in a row")
             meter = Meter(time.monotonic() + self.deadline, self.chat.features)
@@ -132,7 +162,8 @@ class Session:
                 correction = failed("unusable", type(error).__name__)
             finally:
                 self.counts["retries"] += meter.retries
-        return replace(correction, usage=meter.usage)
+                flight.usage = meter.usage
+        return correction
 
     def _report(self, error: Exception) -> None:
         """Once, whole, and without the key: it is to be found and mended."""
