@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import pickle
 import random
 import signal
@@ -27,6 +28,7 @@ from trl_gtr.environments.alfworld.check import missing_for_thor, report, thor_f
 from trl_gtr.environments.workers import WorkerVectorEnv
 
 SIMPLE = "pick_and_place_simple"
+SMALL = "look_at_obj_in_light"  # in the room with the fewest receptacles
 
 
 @pytest.fixture
@@ -45,9 +47,11 @@ class TestThor:
         """Makes an environment over games of these task types, or over these files, and closes it."""
         made = []
 
-        def make(*games: str | Path, **options: Any) -> gym.Env:
+        def make(*games: str | Path) -> gym.Env:
             files = [write_game(tmp_path / "games", game) if isinstance(game, str) else game for game in games]
-            made.append(gym.make("trl_gtr/ALFWorld-v0", backend="thor", games=files, **options))
+            # gymnasium's checker breaks at the first step after a reset that failed.
+            options = {"backend": "thor", "games": files, "disable_env_checker": True}
+            made.append(gym.make("trl_gtr/ALFWorld-v0", **options))
             return made[-1]
 
         yield make
@@ -98,7 +102,7 @@ class TestThor:
         assert terminated
 
     def test_fifty_steps_at_most_and_a_second_episode(self, make: Any) -> None:
-        env = make(SIMPLE)
+        env = make(SMALL)
         for _ in range(2):
             env.reset(seed=0)
             ends = [env.step("look")[2:4] for _ in range(50)]
@@ -118,7 +122,7 @@ class TestThor:
         random.seed(5)
         expected = random.random()
         random.seed(5)
-        make(SIMPLE).reset(seed=0)
+        make(SMALL).reset(seed=0)
         assert random.random() == expected
 
     def test_alfworlds_own_expert_is_not_asked(self, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +131,7 @@ class TestThor:
         asked = []
         for name in ("act", "observe"):
             monkeypatch.setattr(HandCodedThorAgent, name, lambda *arguments: asked.append(arguments))
-        env = make(SIMPLE)
+        env = make(SMALL)
         env.reset(seed=0)
         env.step("look")
         assert asked == []
@@ -137,9 +141,11 @@ class TestThor:
     def test_a_game_that_can_not_start_says_why(self, make: Any, tmp_path: Path) -> None:
         broken = write_game(tmp_path / "broken", SIMPLE)
         trajectory = broken.with_name("traj_data.json")
-        trajectory.write_text(trajectory.read_text().replace('"scene_num": 14', '"scene_num": 9999'))
+        content = json.loads(trajectory.read_text())
+        del content["plan"]
+        trajectory.write_text(json.dumps(content))
         env = make(broken, write_game(tmp_path / "games", SIMPLE))
-        with pytest.raises(FileNotFoundError, match="FloorPlan9999"):
+        with pytest.raises(KeyError, match="plan"):
             env.reset(seed=0, options={"game": 0})
         with pytest.raises(ValueError, match=r"call reset\(\) before step"):
             env.unwrapped.step("look")
@@ -160,7 +166,7 @@ class TestThor:
         unity.set(**{fault: event})
         env = make(SIMPLE)
         begin = time.monotonic()
-        reason = "exited with 9" if fault == "exit_on" else "no answer within 5 s"
+        reason = "ended with exit code 9" if fault == "exit_on" else "no answer within 5 s"
         with pytest.raises(simulator.SimulatorLost, match=rf"{reason}.*Reset the environment"):
             play(env, env.reset(seed=0)[1])
         assert time.monotonic() - begin < 60
@@ -178,7 +184,7 @@ class TestThor:
         try:
             envs.reset(seed=0)
             envs.step(["go to countertop 1"])
-            with pytest.warns(UserWarning, match=r"(?s)its episode lost.*SimulatorLost.*exited with 9"):
+            with pytest.warns(UserWarning, match=r"(?s)its episode lost.*SimulatorLost.*ended with exit code 9"):
                 _, _, _, truncated, _ = envs.step(["take mug 1 from countertop 1"])
             assert truncated[0]
             assert (envs.lost_episodes, len(unity.pids)) == (1, 2)
@@ -189,9 +195,9 @@ class TestThor:
     # -- no Unity survives -----------------------------------------------------------------------------------------
 
     @pytest.mark.parametrize("place", ["here", "worker"])
-    @pytest.mark.parametrize("ending", ["close", "exit", "SIGTERM", "SIGKILL"])
+    @pytest.mark.parametrize("ending", ["close", "SIGTERM", "SIGKILL"])
     def test_no_unity_survives(self, unity: Unity, tmp_path: Path, place: str, ending: str) -> None:
-        game = write_game(tmp_path / "games", SIMPLE)
+        game = write_game(tmp_path / "games", SMALL)
         make = f"lambda: ALFWorldEnv(backend='thor', games=[{str(game)!r}])"
         script = (
             "import os, sys, time\n"
@@ -202,7 +208,6 @@ class TestThor:
             "env.reset(seed=0)\n"
             "print('ready', file=sys.stdout, flush=True)\n"
             f"if {ending!r} == 'close': env.close(); os._exit(0)\n"
-            f"if {ending!r} == 'exit': os._exit(0)\n"
             "time.sleep(600)\n"
         )
         with unity.python(script) as process:
@@ -214,7 +219,7 @@ class TestThor:
         assert unity.gone()
 
     def test_no_unity_survives_its_worker(self, unity: Unity, tmp_path: Path) -> None:
-        game = write_game(tmp_path / "games", SIMPLE)
+        game = write_game(tmp_path / "games", SMALL)
         envs = WorkerVectorEnv(lambda: ALFWorldEnv(backend="thor", games=[game]), 1)
         try:
             envs.reset(seed=0)

@@ -7,6 +7,7 @@ process is killed, and can wait for ever when it stops. Imports ai2thor: import 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -81,8 +82,9 @@ class Simulator(ThorEnv):
         try:
             super()._start_unity_thread(*arguments)
             self.ended = "Unity has ended"
-        except Exception as error:  # it couldn't start, or ended with an exit code; `_Frames` tells
-            self.ended = f"Unity has ended: {error}"
+        except Exception as error:  # `_Frames` raises it where somebody waits
+            code = re.search(r"exited with (-?\d+)$", str(error))
+            self.ended = f"Unity has ended with exit code {code[1]}" if code else f"Unity can't start: {error}"
 
     def lose(self, reason: str) -> SimulatorLost:
         self.lost = self.lost or SimulatorLost(f"{reason}. Reset the environment, which starts THOR anew.")
