@@ -18,7 +18,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from alfworld_cases import REAL_GAMES, needs_alfworld, needs_real_games, without_data
+from alfworld_cases import needs_alfworld, without_data
 from thor_cases import GOALS, Unity, needs_ai2thor, write_game
 
 import trl_gtr.environments  # noqa: F401  registers the games
@@ -59,8 +59,8 @@ class TestThor:
             env.close()
         assert unity.gone()
 
-    def test_the_expert_wins_all_task_types(self, make: Any, unity: Unity) -> None:
-        env = make(*GOALS)
+    def test_the_expert_wins_all_task_types(self, make: Any, unity: Unity, tmp_path: Path) -> None:
+        env = make(*(write_game(tmp_path / "games", task_type, explored=False) for task_type in GOALS))
         won = {}
         for i, task_type in enumerate(GOALS):
             _, info = env.reset(seed=0, options={"game": i})
@@ -268,19 +268,6 @@ class TestThor:
         assert commands.count("use desklamp 1") == 1
         assert len(commands) < 20
 
-    @pytest.mark.slow
-    @needs_real_games
-    def test_real_games(self, make: Any) -> None:
-        """The games of ALFWorld's data whose receptacles the floor plans have; what is won is reported in the docs."""
-        files = sorted(REAL_GAMES.glob("json_2.1.1/*/*/*/game.tw-pddl"))
-        env = make(*files)
-        for i, file in enumerate(files):
-            begin = time.monotonic()
-            _, info = env.reset(seed=0, options={"game": i})
-            won, commands, _ = play(env, info)
-            repeated = max(commands.count(command) for command in commands)
-            print(file.parts[-3], won, len(commands), repeated, f"{time.monotonic() - begin:.1f} s")
-
 
 def play(env: gym.Env, info: dict[str, Any]) -> tuple[bool, list[str], list[float]]:
     """Follow the expert to the end, or until it has nothing to say: was it won, the commands, the rewards."""
@@ -296,7 +283,7 @@ def play(env: gym.Env, info: dict[str, Any]) -> tuple[bool, list[str], list[floa
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    games = [write_game(tmp_path / "games", SIMPLE)]
+    games = [write_game(tmp_path / "games", SIMPLE, explored=False)]
     without_data(monkeypatch, tmp_path)
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.setitem(sys.modules, "ai2thor", None)

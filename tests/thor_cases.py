@@ -54,8 +54,11 @@ _DETECTOR = {
 }
 
 
-def write_game(folder: Path, task_type: str) -> Path:
-    """A game as it is in ALFWorld's data, as far as THOR reads it."""
+def write_game(folder: Path, task_type: str, explored: bool = True) -> Path:
+    """A game as it is in ALFWorld's data, as far as THOR reads it.
+
+    Unless it is `explored`, its first act is to look at every receptacle from all points, pixel by pixel.
+    """
     goal = GOALS[task_type]
     targets = {f"{key}_target": goal.get(key, "") for key in ("object", "parent", "toggle", "mrecep")}
     poses = [
@@ -80,7 +83,27 @@ def write_game(folder: Path, task_type: str) -> Path:
     place.mkdir(parents=True)
     (place / "traj_data.json").write_text(json.dumps(trajectory))
     (place / "game.tw-pddl").write_text('{"solvable": true}')
+    if explored:
+        (place / "receps.json").write_text(json.dumps(receptacles(goal["scene"])))
     return place / "game.tw-pddl"
+
+
+def receptacles(scene: int) -> dict[str, Any]:
+    """What alfworld's controller finds out in a floor plan, as it would save it."""
+    found: dict[str, Any] = {}
+    for name, (x, z, rotation, horizon) in unity_stand_in.read_layout(f"FloorPlan{scene}").items():
+        kind = name.split("|")[0] + ("Basin" if name.endswith("Basin") else "")
+        number = 1 + sum(each["object_type"] == kind for each in found.values())
+        view = {"x": x, "y": 0.9, "z": z, "rotateOnTeleport": False, "rotation": rotation, "horizon": horizon}
+        found[name] = {
+            "object_id": name,
+            "object_type": kind,
+            "locs": {"action": "TeleportFull", **view},
+            "num_pixels": 1,
+            "num_id": f"{kind.lower()} {number}",
+            "closed": True if kind in unity_stand_in.OPENABLE else None,
+        }
+    return found
 
 
 class Unity:

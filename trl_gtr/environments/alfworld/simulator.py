@@ -57,7 +57,8 @@ class Simulator(ThorEnv):
         return event
 
     def stop(self) -> None:
-        self.stop_unity()  # first of all: nothing that follows may leave it running
+        with suppress(ProcessLookupError):  # it may end by itself at this moment
+            self.stop_unity()  # first of all: nothing that follows may leave it running
         if self.server is not None:
             server = self.server.wsgi_server
             closing = threading.Thread(target=server.shutdown, daemon=True)

@@ -101,13 +101,13 @@ class ThorBackend:
 
         A lost simulator is swallowed too; so it is looked for, and ended.
         """
+        simulator = self._thor.env
         try:
             return self._thread.submit(method, argument).result()
         finally:
-            lost = self._thor.env.lost
-            if lost is not None:
+            if simulator.lost is not None:
                 self.close()
-                raise lost
+                raise simulator.lost
 
     def _moment(self) -> Moment:
         feedback, _, admissible, won, goal_rate, _ = self._thor.get_results()
