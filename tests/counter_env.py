@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -50,6 +51,33 @@ class Counter(gym.Env):
 
 def make() -> gym.Env:
     return Counter()
+
+
+class Housed(Counter):
+    """Starts a process of its own, as a simulator would be, and ends it when it is closed. Both are told in a file."""
+
+    def __init__(self, log: str) -> None:
+        super().__init__()
+        self.log, self.house = log, None
+
+    def tell(self, text: str) -> None:
+        with open(self.log, "a") as file:
+            file.write(f"{text}\n")
+
+    def reset(self, **options: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        if self.house is None:
+            self.house = subprocess.Popen(["sleep", "600"])
+            self.tell(f"started {self.house.pid}")
+        return super().reset(**options)
+
+    def close(self) -> None:
+        if self.house is not None:
+            self.house.kill()
+            self.house.wait()
+            self.tell(f"closed {self.house.pid}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "house": None}
 
 
 class CounterTask:

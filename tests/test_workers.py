@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from counter_env import Counter, CounterTask, make
+from counter_env import Counter, CounterTask, Housed, make
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from trl_gtr.environments.workers import WorkerLost, WorkerVectorEnv
@@ -221,6 +221,76 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path, action: str) ->
     parent.wait()
     parent.stdout.close()
     assert gone(pids)
+
+
+def told(log: Path, event: str) -> list[int]:
+    """The processes that `Housed` environments have started, or closed."""
+    lines = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
+    return [int(pid) for what, pid in lines if what == event]
+
+
+def test_an_environment_is_closed_with_its_worker(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    envs = WorkerVectorEnv(lambda: Housed(str(log)), 2)
+    try:
+        envs.reset(seed=0)
+        envs.set_states(envs.get_states())  # takes the place of the old ones
+        assert sorted(told(log, "closed")) == sorted(told(log, "started"))
+        envs.reset(seed=0)
+    finally:
+        envs.close()
+    assert len(told(log, "started")) == 4
+    assert sorted(told(log, "closed")) == sorted(told(log, "started"))
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("action", ["go", "hang"])
+def test_what_an_environment_has_started_ends_when_the_run_is_killed(
+    tmp_path: Path, action: str, ending: signal.Signals
+) -> None:
+    log = tmp_path / "log"
+    script = (
+        f"import sys, time; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from counter_env import Housed\n"
+        "from trl_gtr.environments.workers import WorkerVectorEnv\n"
+        f"envs = WorkerVectorEnv(lambda: Housed({str(log)!r}), 2)\n"
+        "envs.reset(seed=0)\n"
+        "print('ready', flush=True)\n"
+        f"envs.step(['{action}', '{action}'])\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "ready\n"
+        parent.send_signal(ending)
+    assert len(told(log, "started")) == 2
+    assert gone(told(log, "started"), 20.0)
+
+
+@pytest.mark.parametrize(("action", "reason"), [("hang", "no answer"), ("die", "code -9")])
+def test_what_a_lost_environment_has_started_ends_with_it(tmp_path: Path, action: str, reason: str) -> None:
+    log = tmp_path / "log"
+    envs = WorkerVectorEnv(lambda: Housed(str(log)), 1, step_timeout=3.0)
+    try:
+        envs.reset(seed=0)
+        with pytest.warns(UserWarning, match=reason):
+            envs.step([action])
+        assert gone(told(log, "started")[:1])
+    finally:
+        envs.close()
+
+
+def test_a_close_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trl_gtr.environments.workers.PATIENCE", 1.0)
+
+    class Stubborn(Counter):
+        def close(self) -> None:
+            time.sleep(600)
+
+    envs = WorkerVectorEnv(Stubborn, 1)
+    pids = [worker.pid for worker in envs.workers]
+    envs.close()
+    assert gone(pids, 1.0)
 
 
 def test_workers_do_not_load_torch() -> None:

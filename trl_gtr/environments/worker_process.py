@@ -9,16 +9,21 @@ import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
 import cloudpickle
 import gymnasium as gym
+
+CLOSING_TIME = 8.0
+"""Seconds that an environment has to close, which may mean to end a simulator."""
 
 
 class Served:
     """The environment and the requests that it answers."""
 
-    env: gym.Env
+    def __init__(self) -> None:
+        self.env: gym.Env | Any = None
+        self._closing = threading.Lock()
 
     def make(self, make_env: bytes) -> dict[str, Any]:
         self.env = cloudpickle.loads(make_env)()
@@ -53,25 +58,31 @@ class Served:
         return cloudpickle.dumps(self.env)
 
     def set_state(self, state: bytes) -> None:
-        self.env = cloudpickle.loads(state)
+        restored = cloudpickle.loads(state)
+        self.close()
+        self.env = restored
+
+    def close(self) -> None:
+        """Whoever comes second waits for the first."""
+        with self._closing:
+            env, self.env = self.env, None
+            if env is not None:
+                env.close()
 
 
 def main(fd: int) -> None:
     """Answer requests until the connection closes, which it does when the parent ends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # for the parent, whose end is ours
         signal.signal(number, signal.SIG_IGN)
-    parent = os.getppid()
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    connection = Connection(fd)
     served = Served()
+    threading.Thread(target=_end_with, args=(os.getppid(), served), daemon=True).start()
+    connection = Connection(fd)
     while True:
         try:
             name, arguments = cloudpickle.loads(connection.recv_bytes())
-        except (EOFError, ConnectionResetError):
-            break
-        connection.send_bytes(cloudpickle.dumps(_answer(getattr(served, name), arguments)))
-    # No clean-up that could hang: whatever the environment holds ends with the process.
-    os._exit(0)
+            connection.send_bytes(cloudpickle.dumps(_answer(getattr(served, name), arguments)))
+        except (EOFError, ConnectionError):
+            _end(served)
 
 
 def _answer(method: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[str, Any]:
@@ -86,8 +97,26 @@ def _answer(method: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[str
         return "error", traceback.format_exc()
 
 
-def _end_with(parent: int) -> None:
+def _end_with(parent: int, served: Served) -> None:
     """End when the parent has ended, also in the middle of a step that never comes back."""
     while os.getppid() == parent:
         time.sleep(1.0)
-    os._exit(1)
+    _end(served)
+
+
+def _end(served: Served) -> NoReturn:
+    """Close the environment, and end with all that it has started, also if closing hangs or fails."""
+    by_force = threading.Timer(CLOSING_TIME, _end_group)
+    by_force.daemon = True
+    by_force.start()
+    try:
+        served.close()
+    except Exception:
+        traceback.print_exc()
+        _end_group()
+    os._exit(0)
+
+
+def _end_group() -> None:
+    """The worker began a session of its own, so its process group is itself and what its environment has started."""
+    os.killpg(0, signal.SIGKILL)

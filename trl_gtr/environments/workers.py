@@ -3,13 +3,15 @@
 
 For environments that are slow, leak memory or may crash. Each lives in a process of its own, which is started afresh
 (it imports neither the training script nor torch), is replaced when it crashes or hangs, and ends with the process
-that started it, however that ends. POSIX only.
+that started it, however that ends. It closes its environment first; what the environment has started and left ends by
+force. POSIX only.
 """
 
 from __future__ import annotations
 
 import copy
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -28,6 +30,8 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
 _BOOT = "import sys; sys.path[:] = {path!r}; from trl_gtr.environments.worker_process import main; main({fd})"
 _MAX_FAILURES = 3
+PATIENCE = 10.0
+"""Seconds that a worker gets to close its environment before it is ended by force."""
 
 
 class WorkerLost(RuntimeError):
@@ -92,18 +96,20 @@ class Worker:
             return ""
 
     def kill(self) -> None:
-        """End the process by force; whoever asks it next finds it lost."""
-        self._process.kill()
+        """End the process by force, and what its environment has started; whoever asks it next finds it lost."""
+        # It began a session, and so leads a process group. PermissionError: macOS, if all in it have just ended.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._killed = True
 
     def stop(self, patience: float = 0.0) -> None:
-        """End the process: by closing its connection if it has time, by force if not."""
+        """End the process: by closing its connection, whereupon it closes its environment, if it has time; by force if
+        not. What a worker that has crashed leaves behind ends too."""
         self.connection.close()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=patience)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self.kill()
+        self._process.wait()
 
 
 class WorkerEnv(gym.Env):
@@ -143,7 +149,7 @@ class WorkerEnv(gym.Env):
 
     def close(self) -> None:
         if self._worker is not None:
-            self._worker.stop(patience=2.0)
+            self._worker.stop(PATIENCE)
             self._worker = None
 
     def _ask(self, timeout: float, request: str, *arguments: Any) -> Any:
@@ -267,7 +273,7 @@ class WorkerVectorEnv(VectorEnv):
         for worker in self.workers:
             worker.connection.close()
         for worker in self.workers:
-            worker.stop(patience=2.0)
+            worker.stop(PATIENCE)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -363,7 +369,7 @@ class WorkerVectorEnv(VectorEnv):
         except WorkerLost:
             old.kill()  # the next step replaces it
         else:
-            old.stop(patience=2.0)
+            old.stop(PATIENCE)
 
     def _observations(self) -> Any:
         empty: Any = create_empty_array(self.single_observation_space, n=self.num_envs, fn=np.zeros)

@@ -43,13 +43,23 @@ class Belief:
         self.seen: dict[str, list[str]] = {}
         self.holding: str | None = None
         self.states: dict[str, set[str]] = {}
+        self._refused: dict[str, tuple[bool, tuple[str, ...]]] = {}
+        """Command → the receptacle's state when nothing happened."""
 
     def follow(self, command: str, feedback: str) -> None:
         """Take in what happened after a command."""
         match = _COMMAND.match(as_move(command))
-        if match is None or feedback.strip() == NOTHING:
+        if match is None:
             return
         verb, first, second = match["verb"], match["first"], match["second"]
+        nothing = feedback.strip() == NOTHING
+        if nothing:
+            self._refused[match[0]] = self._receptacle(match[0])
+        if verb in ("heat", "cool"):
+            # Both end with a closed door, also where they fail, as they do at an open one.
+            self.opened.discard(second)
+        if nothing:
+            return
         if verb == "go to":
             self.here = first
         elif verb == "open":
@@ -71,6 +81,17 @@ class Belief:
             self.states.setdefault(first, set()).add(gained)
             self.states[first].discard(lost)
         self._read(feedback)
+
+    def refused(self) -> frozenset[str]:
+        """Commands that did nothing, and would do nothing again: what they touch is as it was."""
+        return frozenset(command for command, state in self._refused.items() if state == self._receptacle(command))
+
+    def _receptacle(self, command: str) -> tuple[bool, tuple[str, ...]]:
+        """Is the receptacle that a command names open, and what is known to be in it? Of a lamp nothing changes."""
+        match = _COMMAND.match(command)
+        assert match is not None
+        place = match["second"] or match["first"]
+        return place in self.opened, tuple(self.seen.get(place, ()))
 
     def _read(self, feedback: str) -> None:
         for door in _DOOR.finditer(feedback):

@@ -59,7 +59,7 @@ def thor_findings() -> list[Finding]:
     return [
         _package("alfworld", "alfworld", 'pip install "trl-gtr[alfworld]"'),
         _package("ai2thor", "ai2thor", f"{visual} (it needs ai2thor 2.1.0)"),
-        _package("cv2", "opencv-python", visual),
+        _opencv(),
         _package("torchvision", "torchvision", visual),
         _display(),
         _build(),
@@ -96,6 +96,15 @@ def _package(module: str, distribution: str, remedy: str) -> Finding:
         return Finding(module, False, "not installed", remedy)
     tested = TESTED.get(distribution, version)
     return Finding(module, True, version if version == tested else f"{version} (made for {tested})")
+
+
+def _opencv() -> Finding:
+    """It goes by several distributions (opencv-python, -headless, -contrib…), so only importing it tells."""
+    try:
+        import cv2
+    except ImportError as error:  # also where it is installed, but a library such as libGL isn't
+        return Finding("cv2", False, str(error), "pip install opencv-python-headless, which needs no libGL")
+    return Finding("cv2", True, cv2.__version__)
 
 
 def _display() -> Finding:

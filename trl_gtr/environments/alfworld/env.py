@@ -107,9 +107,10 @@ class ALFWorldEnv(gym.Env[np.ndarray, str]):
         super().reset(seed=seed)
         self._game = self._choose_game(options or {})
         self._seed = int(self.np_random.integers(2**31))
-        self._commands = []
+        self._commands = None  # if the game can't start, there is no episode
         self._previous: list[str] = []
         moment = self._make_engine().start(self._game, self._seed)
+        self._commands = []
         self._task = _task_text(moment.feedback)
         self._goal_rate = moment.goal_rate
         return self._observe(moment, legal=True)

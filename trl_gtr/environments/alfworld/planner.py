@@ -7,7 +7,7 @@ simply planned around. With `known` it uses only what has been seen so far and s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import NamedTuple
@@ -87,24 +87,31 @@ class Walk:
         self.do(subgoal, f"move {thing} to {receptacle}")
 
 
-def plan(world: World, goal: Goal, known: Mapping[str, Sequence[str]] | None = None) -> Plan:
+def plan(
+    world: World, goal: Goal, known: Mapping[str, Sequence[str]] | None = None, refused: Collection[str] = ()
+) -> Plan:
     """The way to the goal.
 
     Args:
         known: Receptacle → what was last seen in it; receptacles that were never looked into are left out. `None`:
             everything is known.
+        refused: Commands that were found to do nothing. No plan has one of them.
     """
     contents = world.contents if known is None else known
     held = world.holding
     if held is not None and kind_of(held) != goal.object:
-        return _shortest(_drops(world, held))
+        return _shortest(_drops(world, held), refused)
     wanted = goal.toggle if held is not None and goal.toggle else goal.object
     ways = _looks(world, goal, contents) if goal.toggle else _placings(world, goal, contents)
-    return _shortest(ways) or _shortest(_searches(world, wanted, contents))
+    found = _shortest(ways, refused)
+    if found or (held is not None and not goal.toggle):  # with the object in hand, there is nothing to look for
+        return found
+    return _shortest(_searches(world, wanted, contents), refused)
 
 
-def _shortest(ways: Iterator[Walk]) -> Plan:
-    best = min(ways, key=lambda way: (way.missing, len(way.commands)), default=None)
+def _shortest(ways: Iterator[Walk], refused: Collection[str]) -> Plan:
+    possible = (way for way in ways if not any(command in refused for command in way.commands))
+    best = min(possible, key=lambda way: (way.missing, len(way.commands)), default=None)
     if best is None or not best.commands:
         return Plan([], None)
     return Plan(best.commands, best.subgoals[0])

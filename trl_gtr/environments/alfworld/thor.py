@@ -1,4 +1,4 @@
-"""ALFWorld in THOR: `AlfredThorEnv` of alfworld 0.4.2, one simulator for each environment.
+"""ALFWorld in THOR: the working part of alfworld 0.4.2's `AlfredThorEnv`, one simulator for each environment.
 
 What it needs (ai2thor 2.1.0, OpenCV, an X display with GL, a Unity build, ALFWorld's data) is checked before it
 starts, and what is missing is named with its remedy.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -21,42 +23,29 @@ from .check import missing_for_thor
 from .commands import as_move, as_put
 from .games import Game
 from .generator import rules
-from .goals import TASK_TYPES, Goal
+from .goals import Goal
 from .installed import import_package
 from .planner import Plan, plan
 
 FRAME = 300
 ENDLESS = 10**9  # steps; the limit of an episode is gymnasium's business
 
-
-def configuration(folder: Path) -> dict[str, Any]:
-    """What alfworld's base_config.yaml says, which its wheel doesn't carry, for the games in `folder`."""
-    return {
-        "dataset": {
-            "data_path": str(folder),
-            "eval_id_data_path": str(folder),
-            "eval_ood_data_path": str(folder),
-            "num_train_games": -1,
-            "num_eval_games": -1,
+CONFIGURATION: dict[str, Any] = {
+    "env": {
+        "goal_desc_human_anns_prob": 0.0,
+        "thor": {
+            "screen_width": FRAME,
+            "screen_height": FRAME,
+            "smooth_nav": False,
+            "save_frames_to_disk": False,
+            "save_frames_path": "./",
         },
-        "env": {
-            "type": "AlfredThorEnv",
-            "task_types": list(range(1, len(TASK_TYPES) + 1)),
-            "goal_desc_human_anns_prob": 0.0,
-            "expert_type": "handcoded",
-            "thor": {
-                "screen_width": FRAME,
-                "screen_height": FRAME,
-                "smooth_nav": False,
-                "save_frames_to_disk": False,
-                "save_frames_path": "./",
-            },
-        },
-        "controller": {"type": "oracle", "debug": False, "load_receps": True},
-        "mask_rcnn": {"pretrained_model_path": ""},
-        "general": {"training_method": "dagger"},
-        "dagger": {"training": {"max_nb_steps_per_episode": ENDLESS}},
-    }
+    },
+    "controller": {"type": "oracle", "debug": False, "load_receps": True},
+    "general": {"training_method": "dagger"},
+    "dagger": {"training": {"max_nb_steps_per_episode": ENDLESS}},
+}
+"""As much of alfworld's base_config.yaml, which its wheel doesn't carry, as is read."""
 
 
 class ThorBackend:
@@ -66,8 +55,7 @@ class ThorBackend:
         missing = missing_for_thor()
         if missing:
             raise ImportError("THOR can't start:\n" + "\n".join(f"- {finding}" for finding in missing))
-        self._simulator: Any = None
-        self._error: Exception | None = None
+        self._thor: Any = None
 
     def start(self, game: Game, seed: int) -> Moment:
         folder = Path(game.name).parent
@@ -82,70 +70,74 @@ class ThorBackend:
             parameters["parent_target"].lower() if data["task_type"] != "look_at_obj_in_light" else "",
             parameters["toggle_target"].lower(),
         )
-        if self._simulator is None:
-            self._simulator = self._open(folder)
-        # The class draws a game from this list by the global generator, whatever its seed: leave it no choice.
-        self._simulator.json_file_list = [str(trajectory)]
+        if self._thor is None:
+            self._thread = ThreadPoolExecutor(1, "thor")
+            self._thor = self._thread.submit(open_thor).result()
         with seeded(seed):
-            texts, infos = self._simulator.reset()
-        self._check()
+            text = self._run(self._thor.reset, str(trajectory))
         law = rules()
         self._belief = Belief(
-            texts[0],
+            text,
             openable=frozenset(kind.lower() for kind in ("Fridge", "Cabinet", "Microwave", "Drawer", "Safe", "Box")),
             can_contain=frozenset((kind.lower(), thing.lower()) for kind in law.holds for thing in law.holds[kind]),
         )
-        return self._moment(texts[0], infos)
+        return self._moment()
 
     def step(self, command: str) -> Moment:
-        # 0.4.2 offers "move" but its controller reads "put" only.
-        texts, _, _, infos = self._simulator.step([as_put(command)])
-        self._check()
-        self._belief.follow(command, texts[0])
-        return self._moment(texts[0], infos)
+        if self._thor is None:
+            raise RuntimeError("THOR isn't running: reset the environment.")
+        self._run(self._thor.step, as_put(command))  # 0.4.2 offers "move" but its controller reads "put" only
+        self._belief.follow(command, self._thor.get_results()[0])
+        return self._moment()
 
     def close(self) -> None:
-        if self._simulator is not None:
-            self._simulator.close()
-            self._simulator = None
+        if self._thor is not None:
+            thor, self._thor = self._thor, None
+            thor.env.stop()
+            self._thread.shutdown(wait=False)
 
-    def _open(self, folder: Path) -> Any:
-        import_package()
-        from alfworld.agents.environment import get_environment
+    def _run(self, method: Callable[[str], Any], argument: str) -> Any:
+        """In a thread, for alfworld's controllers swallow every error of a step, and would swallow an interrupt here.
 
-        simulator = get_environment("AlfredThorEnv")(configuration(folder), train_eval="train").init_env(batch_size=1)
-        # An error would end the simulator's thread, and the next command would wait for ever.
-        thread = simulator.envs[0]
-        thread.step, thread.reset = self._noted(thread.step), self._noted(thread.reset)
-        return simulator
+        A lost simulator is swallowed too; so it is looked for, and ended.
+        """
+        simulator = self._thor.env
+        try:
+            return self._thread.submit(method, argument).result()
+        finally:
+            if simulator.lost is not None:
+                self.close()
+                raise simulator.lost
 
-    def _noted(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            try:
-                return method(*arguments)
-            except Exception as error:
-                self._error = error
-
-        return call
-
-    def _check(self) -> None:
-        """Raise here what was raised in the simulator's thread."""
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise RuntimeError(f"THOR has failed: {error!r}. Reset the environment.") from error
-
-    def _moment(self, text: str, infos: dict[str, Any]) -> Moment:
+    def _moment(self) -> Moment:
+        feedback, _, admissible, won, goal_rate, _ = self._thor.get_results()
         world = self._belief.world()
-        won = bool(infos["won"][0])
+        found = Plan([], None) if won else plan(world, self.goal, self._belief.seen, self._belief.refused())
         return Moment(
-            image=np.ascontiguousarray(self._simulator.get_frames()[0][:, :, ::-1]),  # BGR → RGB
-            feedback=text,
-            admissible_commands=sorted({as_move(command) for command in infos["admissible_commands"][0]}),
-            won=won,
-            goal_rate=float(infos["goal_condition_success_rate"][0]),
+            image=np.ascontiguousarray(self._thor.get_last_frame()[:, :, ::-1]),  # BGR → RGB
+            feedback=feedback,
+            admissible_commands=sorted({as_move(command) for command in admissible}),
+            won=bool(won),
+            goal_rate=float(goal_rate),
             view=world.view(),
-            plan=Plan([], None) if won else plan(world, self.goal, self._belief.seen),
+            plan=found,
         )
+
+
+def open_thor() -> Any:
+    """alfworld's `Thor` and its simulator. `Thor` is a thread that is never started: there its errors would be lost.
+
+    It is told to evaluate, for in training it asks alfworld's handcoded expert at every step, and ours plans instead.
+    """
+    import_package()
+    from alfworld.agents.environment.alfred_thor_env import AlfredThorEnv
+
+    from .simulator import Simulator
+
+    thor = AlfredThorEnv.Thor(Queue(), train_eval="eval_in_distribution")
+    thor.env = Simulator(player_screen_height=FRAME, player_screen_width=FRAME)
+    thor.init_env(CONFIGURATION)
+    return thor
 
 
 @contextmanager
