@@ -5,25 +5,27 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from alfworld_cases import needs_alfworld, without_data
+from alfworld_cases import REAL_GAMES, needs_alfworld, needs_real_games, without_data
 from hypothesis import given, strategies as st
 
-from trl_gtr.agents import ExpertAgent, PolicyAgent
+from trl_gtr.agents import ExpertAgent, PolicyAgent, RandomAgent
 from trl_gtr.environments.alfworld import TASK_TYPES, project
 from trl_gtr.environments.alfworld.commands import as_move, as_put
+from trl_gtr.environments.alfworld.generator import bundled_games
 from trl_gtr.environments.workers import WorkerVectorEnv
 from trl_gtr.evaluation import evaluate_agent
 from trl_gtr.models import load_policy
 from trl_gtr.policy import VLMPolicy
-from trl_gtr.rollouts import unpack_infos
+from trl_gtr.rollouts import RolloutCollector, unpack_infos
 from trl_gtr.tasks import Task, make_task
 from trl_gtr.tasks.alfworld import ALFWorldTask, RepetitionEnds
 from trl_gtr.tasks.alfworld_prompt import fold, list_commands, unfold
-from trl_gtr.types import Response, Transition
+from trl_gtr.types import Generation, Response, Transition
 
 COMMANDS = [
     *("examine countertop 1", "examine mug 1", "go to cabinet 1", "go to cabinet 10", "go to cabinet 2"),
@@ -345,6 +347,10 @@ def test_five_identical_actions_end_an_episode() -> None:
     assert ends("aaaaa", [0.0] * 4 + [50.0], terminated=True)[-1] == (50.0, False, {})
 
 
+def says_nothing(prompts: list[str], images: list[np.ndarray]) -> list[Generation]:
+    return [Generation(np.zeros(1, np.int64), "") for _ in prompts]
+
+
 class TestPlayed:
     pytestmark = needs_alfworld
 
@@ -366,6 +372,48 @@ class TestPlayed:
         task = make_task("alfworld", env_kwargs={"games": "bundled"})
         assert len(task.make_env().unwrapped.games) == 240  # type: ignore[attr-defined]
         assert len(task.make_env(evaluation=True).unwrapped.games) == 48  # type: ignore[attr-defined]
+
+    def test_each_game_is_evaluated_once(self) -> None:
+        """In worker processes, and by two of them as by one."""
+        short = {"games": "bundled", "task_types": ["look_at_obj_in_light"], "max_episode_steps": 1}
+        task = make_task("alfworld", evaluation_split="valid_unseen", env_kwargs=short)
+        games = {
+            f"bundled:look_at_obj_in_light/{seed}"
+            for kind, seed in bundled_games("valid_unseen")
+            if kind in short["task_types"]
+        }
+        assert len(games) == 12
+        report = evaluate_agent(RandomAgent(), task, "all", num_envs=3)
+        played = [episode.start for episode in report.episodes]
+        assert {start["gamefile"] for start in played} == games
+        assert len(played) == 12
+        assert played[0].items() >= {"task_type": "look_at_obj_in_light", "source": "bundled games"}.items()
+        assert report.different_starts() == {"bundled games": 12}
+        half = evaluate_agent(RandomAgent(), task, range(1, 12, 2), num_envs=2)
+        assert [episode.start for episode in half.episodes] == played[1::2]
+
+    @needs_real_games
+    def test_real_games_are_named_as_such(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ALFWORLD_DATA", str(REAL_GAMES))
+        task = make_task("alfworld", evaluation_split="valid_unseen", env_kwargs={"max_episode_steps": 1})
+        report = evaluate_agent(RandomAgent(), task, "all", num_envs=2)
+        assert report.different_starts() == {"real games": 6}
+        assert {episode.start["task_type"] for episode in report.episodes} == set(TASK_TYPES)
+        assert all(Path(episode.start["gamefile"]).is_file() for episode in report.episodes)
+
+    def test_an_illegal_command_costs_one_in_training_and_evaluation(self) -> None:
+        """A random command is played for it, so that the environment itself never sees an illegal one."""
+        lamp = {"games": ["bundled:look_at_obj_in_light/1"], "max_episode_steps": 4}
+        for options, price in (({}, -1.0), ({"illegal_reward": -0.25}, -0.25), ({"illegal_reward": 0}, 0.0)):
+            task = make_task("alfworld", env_kwargs=lamp, **options)
+            collector = RolloutCollector(task, says_nothing, num_envs=1)
+            try:
+                steps = collector.collect(4).transitions
+            finally:
+                collector.close()
+            assert [(step.legal, step.reward) for step in steps] == [(False, price)] * 4
+            (episode,) = evaluate_agent(RandomAgent(), task, 1).episodes
+            assert episode.total_reward == 4 * price
 
     def test_in_worker_processes(self) -> None:
         """A killed worker costs its episode; the other one, and the run, go on."""
