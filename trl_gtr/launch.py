@@ -236,7 +236,7 @@ def _played(reports: Mapping[str, EvaluationReport]) -> str:
     counts = [report.different_starts() for report in reports.values()]
     words = [" and ".join(f"{count} different {source}" for source, count in each.items()) for each in counts]
     if len(set(words)) > 1:
-        return "; ".join(f"{name}: {each}" for name, each in zip(reports, words, strict=True))
+        return "; ".join(f"{name}: {each}" for name, each in zip(reports, words, strict=True) if each)
     return "".join(words[:1])
 
 

@@ -30,7 +30,7 @@ from .grammar import Context, Grammar, parse_grammar
 from .process import translating
 
 KEPT_TRANSLATIONS = 512
-"""Games whose translation stays in memory, compressed: about 30 kB each for the largest."""
+"""Games whose translation stays in memory: about a quarter of a megabyte each for real games."""
 
 _TASK = re.compile(r'(?<="rhs": "Your task is to: )[^"\\#{}\[\]]*(?=")')
 _TASK_MARK = "THE TASK"
