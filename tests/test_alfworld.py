@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,34 @@ def test_the_seed_chooses_the_game() -> None:
         env.reset(options={"game": "x"})
     with pytest.raises(ValueError, match="no option deal"):
         env.reset(options={"deal": 1})
+
+
+def test_task_types_are_drawn_by_their_weights() -> None:
+    kinds = ["look_at_obj_in_light", "pick_and_place_simple", "pick_two_obj_and_place"]
+    names = [f"bundled:{kind}/{seed}" for kind, count in zip(kinds, (1, 4, 2), strict=True) for seed in range(count)]
+    weights = {"look_at_obj_in_light": 3, "pick_two_obj_and_place": 0}
+    env = ALFWorldEnv(games=names, task_type_weights=weights)
+    env.reset(seed=0)
+    drawn = Counter(env._choose_game({}).task_type for _ in range(2000))
+    assert set(drawn) == set(kinds[:2])
+    assert drawn["look_at_obj_in_light"] / 2000 == pytest.approx(0.75, abs=0.04)  # four standard deviations
+    games = Counter(env._choose_game({}).name for _ in range(2000))
+    assert len(games) == 5
+    assert env.reset(options={"game": names[-1]})[1]["task_type"] == "pick_two_obj_and_place"  # by hand always
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"cook": 1}, "there is no cook; the six are"),
+        ({"pick_and_place_simple": -1}, "must be numbers from 0 on"),
+        ({"pick_and_place_simple": float("nan")}, "must be numbers from 0 on"),
+        ({"pick_cool_then_place_in_recep": 0}, "leave no game to play"),
+    ],
+)
+def test_weights_that_make_no_sense_are_refused(weights: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ALFWorldEnv(games=[MUG], task_type_weights=weights)
 
 
 def test_a_copy_goes_on_where_the_original_was() -> None:

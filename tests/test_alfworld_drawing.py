@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trl_gtr.environments.alfworld import drawing
 from trl_gtr.environments.alfworld.drawing import draw_scene, room_kind
 from trl_gtr.environments.alfworld.furniture import LOOKS
 from trl_gtr.environments.alfworld.icons import ICONS, icon
@@ -129,3 +130,26 @@ def test_a_crowded_scene_is_drawn_in_less_than_five_milliseconds() -> None:
             draw_scene(scene)
             times.append(time.perf_counter() - start)
     assert statistics.median(times) < 0.005
+
+
+def test_no_name_is_squeezed_to_less_than_three_fifths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scenes as crowded as those of real games: 16 things on a countertop, and a kitchen of 39 receptacles."""
+    squeezed = []
+    label = drawing._label
+
+    def measured(text: str, max_width: int, height: int, light: bool = False, plate: bool = False) -> Any:
+        whole = drawing._lettering(text, height, light, plate).width
+        squeezed.append((min(1.0, max_width / whole), text))
+        return label(text, max_width, height, light, plate)
+
+    monkeypatch.setattr(drawing, "_label", measured)
+    long = ["papertowelroll", "remotecontrol", "peppershaker", "houseplant", "butterknife"]
+    things = [f"{kind} {number}" for number in range(1, 5) for kind in long][:16]
+    kitchen = ["coffeemachine 1", *(f"{kind} {n}" for kind in ("cabinet", "stoveburner") for n in range(1, 20))]
+    bathroom = ["toiletpaperhanger 1", "handtowelholder 1", *(f"cabinet {n}" for n in range(1, 15)), "toilet 1"]
+    draw_scene(view([["countertop 3", "", things]]))
+    for room in (kitchen, bathroom):
+        draw_scene({**view([]), "room": room})
+    assert min(squeezed)[0] >= 0.6, min(squeezed)
+    assert drawing.broken("papertowelroll 1") == ("papertowel", "roll 1")
+    assert drawing.broken("television 12") == ("television", "12")

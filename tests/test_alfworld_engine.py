@@ -155,3 +155,26 @@ def test_closed_engines_leave_the_process_in_order() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "won\n"), done.stderr
+
+
+def test_facts_of_earlier_games_are_forgotten() -> None:
+    """TextWorld keeps every fact that it has ever made; their names differ from game to game."""
+    from mementos.core import _memento_cache
+
+    from trl_gtr.environments.alfworld.engine import TextEngine
+    from trl_gtr.environments.alfworld.generator import make_game
+
+    engine, other = TextEngine(), TextEngine()
+    other.load(make_game("look_at_obj_in_light", 1))
+    before = other.reset()
+    sizes = []
+    for seed in range(8):
+        game = make_game("pick_and_place_simple", 1)
+        engine.load({**game, "pddl_problem": game["pddl_problem"].replace("_bar_", f"_bar_{seed}_bar_")})
+        engine.reset()
+        sizes.append(len(_memento_cache))
+    assert max(sizes[1:]) < 1.2 * min(sizes[1:]), sizes
+    # Who is in the middle of a game doesn't notice.
+    assert other.step("look").admissible_commands == before.admissible_commands
+    goes = next(command for command in before.admissible_commands if command.startswith("go to"))
+    assert goes not in other.step(goes).admissible_commands

@@ -5,25 +5,27 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from alfworld_cases import needs_alfworld, without_data
+from alfworld_cases import REAL_GAMES, needs_alfworld, needs_real_games, without_data
 from hypothesis import given, strategies as st
 
-from trl_gtr.agents import ExpertAgent, PolicyAgent
+from trl_gtr.agents import ExpertAgent, PolicyAgent, RandomAgent
 from trl_gtr.environments.alfworld import TASK_TYPES, project
 from trl_gtr.environments.alfworld.commands import as_move, as_put
+from trl_gtr.environments.alfworld.generator import bundled_games
 from trl_gtr.environments.workers import WorkerVectorEnv
 from trl_gtr.evaluation import evaluate_agent
 from trl_gtr.models import load_policy
 from trl_gtr.policy import VLMPolicy
-from trl_gtr.rollouts import unpack_infos
+from trl_gtr.rollouts import RolloutCollector, unpack_infos
 from trl_gtr.tasks import Task, make_task
-from trl_gtr.tasks.alfworld import ALFWorldTask, RepetitionEnds
+from trl_gtr.tasks.alfworld import ActionLimit, ALFWorldTask, RepetitionEnds
 from trl_gtr.tasks.alfworld_prompt import fold, list_commands, unfold
-from trl_gtr.types import Response, Transition
+from trl_gtr.types import Generation, Response, Transition
 
 COMMANDS = [
     *("examine countertop 1", "examine mug 1", "go to cabinet 1", "go to cabinet 10", "go to cabinet 2"),
@@ -146,6 +148,28 @@ def test_prompt_shows_the_last_actions_only() -> None:
     assert "actions: go to cabinet 18, go to cabinet 19\n" in ALFWorldTask(history=2).prompt(None, info)
     assert "actions: none\n" in ALFWorldTask(history=0).prompt(None, info)
     assert ALFWorldTask(history=0).public_state(info)["previous_actions"] == []
+
+
+def test_prompt_with_the_whole_history() -> None:
+    info = {**INFO, "previous_actions": [f"go to cabinet {number}" for number in range(45)]}
+    assert f"actions: {', '.join(info['previous_actions'])}\n" in ALFWorldTask(history=None).prompt(None, info)
+    assert ALFWorldTask(history=99).prompt(None, info) == ALFWorldTask(history=None).prompt(None, info)
+
+
+def test_prompt_with_the_words_of_the_game(task: ALFWorldTask) -> None:
+    reading = ALFWorldTask(observation_text=True)
+    words = "On the countertop 1, you see a mug 1, and a plate 2."
+    assert f"\nYou read: {words}\nYour last actions" in reading.prompt(None, INFO)
+    assert reading.public_state(INFO)["observation"] == words
+    assert words not in task.prompt(None, INFO)
+    intro = (
+        "-= Welcome to TextWorld, ALFRED! =-\n\nYou are in the middle of a room. Looking quickly around you, you see "
+        "a bed 1.\n\nYour task is to: put some mug on bed."
+    )
+    first = reading.prompt(None, {**INFO, "observation_text": intro})
+    assert "You read: You are in the middle of a room. Looking quickly around you, you see a bed 1.\n" in first
+    assert "Welcome" not in first
+    assert "put some mug on bed" not in first
 
 
 def test_action_only_prompt() -> None:
@@ -345,6 +369,38 @@ def test_five_identical_actions_end_an_episode() -> None:
     assert ends("aaaaa", [0.0] * 4 + [50.0], terminated=True)[-1] == (50.0, False, {})
 
 
+class Counting(Paying):
+    """Tells what was done, as ALFWorld does."""
+
+    def reset(self, **_: Any) -> tuple[None, dict[str, Any]]:
+        self.done: list[str] = []
+        return None, {}
+
+    def step(self, action: str) -> tuple[None, float, bool, bool, dict[str, Any]]:
+        self.done.append(action)
+        return None, self.rewards.pop(0), self.terminated, False, {"previous_actions": list(self.done)}
+
+
+@pytest.mark.parametrize(("last", "paid"), [(0.0, -3.0), (0.5, 0.5), (-3.0, -3.0)])
+def test_more_actions_than_the_limit_end_an_episode(last: float, paid: float) -> None:
+    env = ActionLimit.__new__(ActionLimit)
+    env.env, env.max_actions = Counting([0.0] * 40 + [last]), 40  # type: ignore[assignment]
+    env.reset()
+    results = [env.step("look") for _ in range(41)]
+    assert not any(truncated for _, _, _, truncated, _ in results[:-1])
+    _, reward, _, truncated, info = results[-1]
+    assert (reward, truncated, info["cut"], info["bootstrap"]) == (paid, True, "too many actions", False)
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="max_actions must be at least 1"):
+        ALFWorldTask(max_actions=0)
+
+
+def says_nothing(prompts: list[str], images: list[np.ndarray]) -> list[Generation]:
+    return [Generation(np.zeros(1, np.int64), "") for _ in prompts]
+
+
 class TestPlayed:
     pytestmark = needs_alfworld
 
@@ -362,10 +418,64 @@ class TestPlayed:
             assert results[-1][1] == (-3.0 if cut else 0.0)
         assert "cut" not in ALFWorldTask(cut=False).make_env().reset(seed=0)[1]
 
+    def test_the_paper_s_limit_and_weights_are_for_training_only(self) -> None:
+        """The 41st action ends the episode; no five in a row are the same."""
+        weights = {kind: float(kind == "look_at_obj_in_light") for kind in TASK_TYPES}
+        task = make_task("alfworld", max_actions=40, task_type_weights=weights, env_kwargs={"games": "bundled"})
+        for evaluation in (False, True):
+            env = task.make_env(evaluation=evaluation)
+            kinds = [env.reset(seed=seed)[1]["task_type"] for seed in range(4)]
+            assert (set(kinds) == {"look_at_obj_in_light"}) == (not evaluation)
+            results = [env.step(("look", "inventory")[number % 2]) for number in range(41)]
+            assert [bool(truncated) for _, _, _, truncated, _ in results] == [False] * 40 + [not evaluation]
+            assert results[-1][1] == (0.0 if evaluation else -3.0)
+
     def test_splits(self) -> None:
         task = make_task("alfworld", env_kwargs={"games": "bundled"})
         assert len(task.make_env().unwrapped.games) == 240  # type: ignore[attr-defined]
         assert len(task.make_env(evaluation=True).unwrapped.games) == 48  # type: ignore[attr-defined]
+
+    def test_each_game_is_evaluated_once(self) -> None:
+        """In worker processes, and by two of them as by one."""
+        short = {"games": "bundled", "task_types": ["look_at_obj_in_light"], "max_episode_steps": 1}
+        task = make_task("alfworld", evaluation_split="valid_unseen", env_kwargs=short)
+        games = {
+            f"bundled:look_at_obj_in_light/{seed}"
+            for kind, seed in bundled_games("valid_unseen")
+            if kind in short["task_types"]
+        }
+        assert len(games) == 12
+        report = evaluate_agent(RandomAgent(), task, "all", num_envs=3)
+        played = [episode.start for episode in report.episodes]
+        assert {start["gamefile"] for start in played} == games
+        assert len(played) == 12
+        assert played[0].items() >= {"task_type": "look_at_obj_in_light", "source": "bundled games"}.items()
+        assert report.different_starts() == {"bundled games": 12}
+        half = evaluate_agent(RandomAgent(), task, range(1, 12, 2), num_envs=2)
+        assert [episode.start for episode in half.episodes] == played[1::2]
+
+    @needs_real_games
+    def test_real_games_are_named_as_such(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ALFWORLD_DATA", str(REAL_GAMES))
+        task = make_task("alfworld", evaluation_split="valid_unseen", env_kwargs={"max_episode_steps": 1})
+        report = evaluate_agent(RandomAgent(), task, "all", num_envs=2)
+        assert report.different_starts() == {"real games": 6}
+        assert {episode.start["task_type"] for episode in report.episodes} == set(TASK_TYPES)
+        assert all(Path(episode.start["gamefile"]).is_file() for episode in report.episodes)
+
+    def test_an_illegal_command_costs_one_in_training_and_evaluation(self) -> None:
+        """A random command is played for it, so that the environment itself never sees an illegal one."""
+        lamp = {"games": ["bundled:look_at_obj_in_light/1"], "max_episode_steps": 4}
+        for options, price in (({}, -1.0), ({"illegal_reward": -0.25}, -0.25), ({"illegal_reward": 0}, 0.0)):
+            task = make_task("alfworld", env_kwargs=lamp, **options)
+            collector = RolloutCollector(task, says_nothing, num_envs=1)
+            try:
+                steps = collector.collect(4).transitions
+            finally:
+                collector.close()
+            assert [(step.legal, step.reward) for step in steps] == [(False, price)] * 4
+            (episode,) = evaluate_agent(RandomAgent(), task, 1).episodes
+            assert episode.total_reward == 4 * price
 
     def test_in_worker_processes(self) -> None:
         """A killed worker costs its episode; the other one, and the run, go on."""

@@ -8,6 +8,7 @@ from toy import ColourTask
 from trl_gtr import make_task
 from trl_gtr.agents import ExpertAgent, PolicyAgent, RandomAgent, ServedAgent
 from trl_gtr.evaluation import EvaluationReport, Rate, evaluate_agent
+from trl_gtr.launch import task_with_hands
 from trl_gtr.types import Generation
 
 
@@ -125,6 +126,57 @@ def test_episodes_can_be_split_by_number():
     assert sorted(parts[0] + parts[1], key=lambda e: e.index) == list(whole.episodes)
 
 
+HANDS = [["4", "9", "A", "K"], ["3", "3", "8", "8"], ["2", "2", "6", "10"], ["A", "A", "A", "A"], ["5", "5", "5", "A"]]
+
+
+class HandRecorder:
+    """Notes the hand of every episode, and gives up at once."""
+
+    def __init__(self):
+        self.hands = []
+
+    def respond(self, prompts, images, infos):
+        self.hands += [" ".join(card[1] for card in info["Cards"]) for info in infos if not info["Formula"]]
+        return ['{"cards": [], "formula": "", "thoughts": "", "action": "="}'] * len(prompts)
+
+
+def test_every_hand_is_played_once_before_any_comes_again():
+    task = make_task("points24", hands=HANDS)
+    for seed in range(4):
+        recorder = HandRecorder()
+        evaluate_agent(recorder, task, 10, seed=seed, num_envs=1)
+        assert len(set(recorder.hands[:5])) == len(set(recorder.hands[5:])) == 5
+
+
+def test_all_plays_each_start_once_and_says_which():
+    task = make_task("points24", hands=HANDS)
+    report = evaluate_agent(HandRecorder(), task, "all")
+    played = [episode.start for episode in report.episodes]
+    assert sorted(start["hand"] for start in played) == sorted(map(" ".join, HANDS))
+    assert [e["start"] for e in report.to_json()["episodes"]] == played
+    assert report.different_starts() == {"hands": 5}
+    halves = [evaluate_agent(HandRecorder(), task, range(rank, 5, 2)).episodes for rank in (0, 1)]
+    assert [e.start for e in sorted(halves[0] + halves[1], key=lambda e: e.index)] == played
+    other = evaluate_agent(HandRecorder(), task, "all", seed=1)
+    assert [episode.start for episode in other.episodes] != played  # the order, and so what a part of them is
+
+
+@pytest.mark.parametrize("task", [make_task("points24"), make_task("blackjack"), ColourTask()])
+def test_deals_without_an_end_have_no_all(task):
+    with pytest.raises(ValueError, match="say how many episodes"):
+        evaluate_agent(RandomAgent(), task, "all")
+
+
+def test_all_hands_that_make_24():
+    task = task_with_hands("points24", "solvable")
+    starts = task.starts()
+    assert len(starts) == 566
+    env = task.make_env(evaluation=True)
+    infos = [env.reset(seed=0, options=options)[1] for options in starts]
+    assert len({tuple(sorted(info["Numbers"])) for info in infos}) == 566
+    assert all(task.solvable(info) for info in infos)
+
+
 def test_a_model_sees_prompts_and_images_only():
     calls = []
 
@@ -167,12 +219,28 @@ def test_evaluation_asks_for_an_environment_without_cuts():
     assert asked == [True, True, True]
 
 
+class Fined(ColourTask):
+    """Takes half a point for every response that names no colour."""
+
+    illegal_reward = -0.5
+
+
+def test_a_random_action_in_place_of_an_illegal_one_is_paid_for():
+    free, fined = (evaluate_agent(RandomAgent(), task, 20) for task in (ColourTask(), Fined()))
+    assert [e.total_reward - 2 * 0.5 for e in free.episodes] == [e.total_reward for e in fined.episodes]
+    assert [e.success for e in free.episodes] == [e.success for e in fined.episodes]
+    task = Fined()
+    assert evaluate_agent(ExpertAgent(task), task, 5).mean_return == 2.0
+    skipped = evaluate_agent(RandomAgent(), task, 1, invalid_action="penalty")
+    assert skipped.episodes[0].total_reward == -skipped.episodes[0].length  # a skipped step has its own price
+
+
 def test_a_process_may_have_no_episode_to_play():
     assert evaluate_agent(RandomAgent(), ColourTask(), range(3, 3)).episodes == ()
 
 
 def test_no_episodes_is_an_error():
-    with pytest.raises(ValueError, match="at least one episode"):
+    with pytest.raises(ValueError, match="number of episodes must be at least 1"):
         evaluate_agent(RandomAgent(), ColourTask(), 0)
     with pytest.raises(ValueError, match="one environment"):
         evaluate_agent(RandomAgent(), ColourTask(), 3, num_envs=0)

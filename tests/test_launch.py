@@ -35,6 +35,16 @@ def test_tables_fit_into_a_terminal():
     assert "with parentheses" in text
 
 
+def test_the_table_says_what_was_played():
+    pool = make_task("points24", hands=[["4", "9", "A", "K"], ["3", "3", "8", "8"]])
+    text = shown(launch.report_table({"expert": evaluate_agent(ExpertAgent(pool), pool, 6)}, "a run"))
+    assert "2 different hands" in text
+    line = make_task("number_line")
+    reports = {"pool": evaluate_agent(RandomAgent(), pool, "all"), "line": evaluate_agent(RandomAgent(), line, 2)}
+    assert "pool: 2 different hands" in shown(launch.report_table(reports, "two tasks"))
+    assert "different" not in shown(launch.report_table({"line": reports["line"]}, "random deals"))
+
+
 def test_a_share_of_nothing_is_a_dash():
     task = make_task("points24", hands=[["A", "A", "A", "A"]])
     assert " - " in shown(launch.report_table({"hopeless": evaluate_agent(RandomAgent(), task, 2)}, "a run"))

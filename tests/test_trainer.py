@@ -807,6 +807,31 @@ def test_a_stop_is_saved_beside_an_older_run(make_trainer, tmp_path):
     assert (tmp_path / "run" / "checkpoint-1" / "trainer_state.json").stat().st_mtime_ns > older
 
 
+class ListedColours(ColourTask):
+    """Three deals that can be asked for by number."""
+
+    def starts(self):
+        return [{"deal": place} for place in range(3)]
+
+    def describe_start(self, info):
+        return {"colour": info["colour"], "source": "colours"}
+
+
+def test_all_starts_are_evaluated_once(make_trainer):
+    trainer = make_trainer(task=ListedColours(), eval_episodes="all")
+    assert trainer.evaluate()["eval_episodes"] == 3
+    assert [set(episode.start) for episode in trainer.last_evaluation.episodes] == [{"colour", "source"}] * 3
+    assert trainer.evaluate(episodes=4)["eval_episodes"] == 4
+    assert trainer.evaluate(ColourTask(), episodes=2)["eval_episodes"] == 2
+    with pytest.raises(ValueError, match="say how many episodes"):
+        trainer.evaluate(ColourTask())
+
+
+def test_all_of_random_deals_is_refused_before_training(make_trainer):
+    with pytest.raises(ValueError, match="say how many episodes"):
+        make_trainer(eval_episodes="all", eval_strategy="steps", eval_steps=1)
+
+
 def test_an_evaluation_ends_when_the_run_is_told_to_stop(make_trainer):
     trainer = make_trainer(eval_episodes=50)
     trainer.signals.received = 15

@@ -79,6 +79,18 @@ def _field(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
+def episode_count(given: int | str | None, name: str) -> int | Literal["all"]:
+    """A number of episodes, or "all"; command lines give both as text."""
+    if given == "all":
+        return "all"
+    try:
+        count = int(given or 0)
+    except ValueError:
+        raise ValueError(f"{name} must be a number or 'all', got {given!r}.") from None
+    _require(count >= 1, f"{name} must be at least 1, or 'all', got {given}.")
+    return count
+
+
 @dataclass
 class GTRConfig(PPOConfig):
     """Configuration of [`GTRTrainer`].
@@ -210,7 +222,9 @@ class GTRConfig(PPOConfig):
     episode_log_max_steps: int = _field(
         5000, "About how many steps a run may write there: the share is lowered in a run that would write more."
     )
-    eval_episodes: int = _field(64, "Episodes of `evaluate()`.")
+    eval_episodes: int | str | None = _field(
+        64, "Episodes of `evaluate()`; 'all': each game or hand of the evaluation task once, if it has a list of them."
+    )
     eval_greedy: bool = _field(True, "Evaluate without sampling.")
 
     def __post_init__(self) -> None:
@@ -270,11 +284,11 @@ class GTRConfig(PPOConfig):
         for name in (
             "correction_buffer_size",
             "cloning_steps",
-            "eval_episodes",
             "max_skipped_steps",
             "episode_log_max_steps",
         ):
             _require(getattr(self, name) >= 1, f"`{name}` must be at least 1, got {getattr(self, name)}.")
+        self.eval_episodes = episode_count(self.eval_episodes, "`eval_episodes`")
         for name in ("ppo_coef", "vf_coef", "thought_cloning_coef", "thought_prob_coef", "kl_coef", "format_reward"):
             _require(getattr(self, name) >= 0, f"`{name}` must not be negative, got {getattr(self, name)}.")
         for name in ("value_warmup_updates", "max_grad_norm", "learning_rate"):

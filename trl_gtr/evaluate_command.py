@@ -2,11 +2,12 @@
 
     trl-gtr evaluate --task points24 --hands pool --agents expert random tiny runs/points24
     trl-gtr evaluate --task ezpoints --agents openai:gpt-4o --episodes 50
-    trl-gtr evaluate --task alfworld --split valid_unseen --episodes 72
+    trl-gtr evaluate --task alfworld --split valid_unseen --episodes all
 
 An agent is `expert`, `random`, `tiny`, a folder or hub name of a vision-language model, or `openai:MODEL` for one
 behind an OpenAI-compatible server (`--base_url`). Greedy unless `--temperature` says otherwise. Success is shown with
-its 95 % interval, over all deals, over those that can be won, and by the task's own kinds of deals.
+its 95 % interval, over all deals, over those that can be won, and by the task's own kinds of deals. ALFWorld's games
+and a set of Points24's hands are each played once before any comes again; `--episodes all` ends there.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from . import launch
 from .agents import Agent, ExpertAgent, PolicyAgent, RandomAgent, ServedAgent
 from .checkpoints import saved_task
 from .command_line import one_line_errors, parse_arguments
-from .evaluation import evaluate_agent
+from .config import episode_count
+from .evaluation import count_episodes, evaluate_agent
 from .models import load_policy
 from .policy import VLMPolicy
 from .tasks import Task
@@ -34,7 +36,8 @@ from .tasks import Task
 class Arguments:
     task: str = field(default="points24", metadata={"help": "What is played."})
     hands: str = field(
-        default="all", metadata={"help": "Points24: all, pool, or unseen (solvable, outside the pool)."}
+        default="all",
+        metadata={"help": "Points24: all (random deals), pool, unseen (outside the pool), or solvable (all 566)."},
     )
     split: str | None = field(default=None, metadata={"help": "ALFWorld: train, valid_seen or valid_unseen."})
     task_options: dict[str, Any] | str | None = field(
@@ -43,7 +46,9 @@ class Arguments:
     agents: list[str] | None = field(
         default=None, metadata={"help": "Who plays; the expert, chance and the embedded model if left out."}
     )
-    episodes: int = field(default=200, metadata={"help": "Episodes for each agent."})
+    episodes: str = field(
+        default="200", metadata={"help": "Episodes for each agent, or 'all': each game or hand of a set once."}
+    )
     seed: int = field(default=0, metadata={"help": "Decides the deals."})
     temperature: float = field(default=0.0, metadata={"help": "Sampling temperature; 0 is greedy."})
     max_completion_length: int = field(default=256, metadata={"help": "Most new tokens of a response."})
@@ -83,7 +88,8 @@ def make_agent(name: str, task: Task, args: Arguments) -> Agent:
 
 def _check(args: Arguments) -> None:
     """What would otherwise be found out when everything has been played."""
-    for name in ("episodes", "batch_size", "max_completion_length"):
+    episode_count(args.episodes, "--episodes")
+    for name in ("batch_size", "max_completion_length"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name} must be at least 1, not {getattr(args, name)}.")
     if args.temperature < 0:
@@ -101,15 +107,16 @@ def main(argv: Sequence[str] | None = None, description: str | None = __doc__) -
         options = launch.json_options(args.task_options) | ({"evaluation_split": args.split} if args.split else {})
         task = launch.task_with_hands(args.task, args.hands, **options)
         task.make_env(evaluation=True).close()  # what it lacks is told now
+        episodes = count_episodes(task, args.episodes)
         embedded = "tiny-alfworld" if args.task == "alfworld" else "tiny"
         agents = {name: make_agent(name, task, args) for name in args.agents or ("expert", "random", embedded)}
     reports = {}
     for name, agent in agents.items():
         torch.manual_seed(args.seed)
-        reports[name] = evaluate_agent(agent, task, args.episodes, seed=args.seed, num_envs=args.batch_size)
+        reports[name] = evaluate_agent(agent, task, episodes, seed=args.seed, num_envs=args.batch_size)
     console = Console()
     deals = f"split: {args.split}" if args.split else f"hands: {args.hands}"
-    console.print(launch.report_table(reports, f"{args.task}, {deals}, {args.episodes} episodes each"))
+    console.print(launch.report_table(reports, f"{args.task}, {deals}, {episodes} episodes each"))
     if hasattr(task, "difficulty"):
         console.print(launch.difficulty_table(reports, "success by kind of deal"))
     if args.output:

@@ -1,26 +1,30 @@
 """How good is an agent? `evaluate_agent(agent, task)` → [`EvaluationReport`] with confidence intervals.
 
-Episode k is dealt by (seed, k) alone, so that every agent plays the same deals. Nothing is cut, and returns are the
-environment's own. Where a task wants processes, an episode whose worker is lost is played again.
+Episode k is dealt by (seed, k) alone, so that every agent plays the same deals. Where a task lists its starts (games,
+a set of hands), each is played once before any comes again. Nothing is cut, and returns are raw: the environment's
+rewards and the task's price of illegal actions. Where a task wants processes, an episode whose worker is lost is
+played again.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 
 from .agents import Agent
+from .config import episode_count
 from .environments.workers import WorkerEnv, WorkerLost, WorkerRefused
-from .rollouts import INVALID_ACTION_PENALTY, in_processes
-from .tasks.base import Task
+from .rollouts import INVALID_ACTION_PENALTY, illegal_reward, in_processes
+from .tasks.base import ListsStarts, Task
 from .types import Response, Transition
 
 
@@ -64,6 +68,8 @@ class EpisodeResult:
     extra: Mapping[str, float] = field(default_factory=dict)
     """What the task's own `metrics` says."""
     difficulty: str | None = None
+    start: Mapping[str, str] = field(default_factory=dict)
+    """What the task's `describe_start` says: the game file and its task type, or the hand."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,11 @@ class EvaluationReport:
         names = sorted({name for e in self.episodes for name in e.extra})
         return {name: float(np.mean([e.extra[name] for e in self.episodes if name in e.extra])) for name in names}
 
+    def different_starts(self) -> dict[str, int]:
+        """How many different starts were played, by their source ("bundled games"); empty if the task doesn't say."""
+        starts = {tuple(sorted(e.start.items())): e.start["source"] for e in self.episodes if e.start}
+        return dict(Counter(sorted(starts.values())))
+
     def to_json(self) -> dict[str, Any]:
         rates = {name: asdict(rate) | {"interval": rate.interval} for name, rate in self.by_difficulty().items()}
         return {
@@ -129,10 +140,37 @@ def _with_interval(name: str, rate: Rate) -> dict[str, float]:
     return {name: rate.value, f"{name}_low": low, f"{name}_high": high}
 
 
+def count_episodes(task: Task, episodes: int | str | None) -> int:
+    """How many episodes that is: `"all"` are as many as the task has starts."""
+    count = episode_count(episodes, "The number of episodes")
+    if count != "all":
+        return count
+    starts = _starts(task)
+    if starts is None:
+        raise ValueError(
+            f"Task {task.name!r} deals at random, so there is no end to its deals: say how many episodes. ('all' is "
+            "for ALFWorld's games, and for Points24 with a set of hands: pool, unseen or solvable.)"
+        )
+    return len(starts)
+
+
+def _starts(task: Task) -> Sequence[Mapping[str, Any]] | None:
+    return task.starts() if isinstance(task, ListsStarts) else None
+
+
+def _options(starts: Sequence[Mapping[str, Any]] | None, seed: int, index: int) -> dict[str, Any] | None:
+    """The start of episode `index`. Each round goes through all of them, in an order of its own."""
+    if starts is None:
+        return None
+    finished, place = divmod(index, len(starts))
+    order = np.random.default_rng([seed, finished, 4]).permutation(len(starts))
+    return dict(starts[int(order[place])])
+
+
 def evaluate_agent(
     agent: Agent,
     task: Task,
-    episodes: int | Sequence[int] = 64,
+    episodes: int | Literal["all"] | Sequence[int] = 64,
     *,
     seed: int = 0,
     num_envs: int = 16,
@@ -144,15 +182,17 @@ def evaluate_agent(
     Args:
         agent: Who plays.
         task: What is played, without cuts.
-        episodes: How many, or which ones by number.
+        episodes: How many, `"all"` (each game or hand that the task lists, once), or which ones by number.
         seed: Decides the deals, together with the episode's number.
         num_envs: Episodes played side by side.
         invalid_action: As in `GTRConfig`: a response that names no legal action plays a random one, or costs a step.
         stopped: Asked between steps; `True` ends the evaluation, and episodes that aren't over don't count.
     """
-    numbers = list(range(episodes)) if isinstance(episodes, int) else list(episodes)
-    if num_envs < 1 or (isinstance(episodes, int) and episodes < 1):
-        raise ValueError("An evaluation needs at least one episode and one environment.")
+    if isinstance(episodes, (int, str)):
+        episodes = range(count_episodes(task, episodes))
+    if num_envs < 1:
+        raise ValueError("An evaluation needs at least one environment.")
+    numbers, starts = list(episodes), _starts(task)
     waiting = list(reversed(numbers))
     playing: list[_Episode] = []
     results: list[EpisodeResult] = []
@@ -160,7 +200,9 @@ def evaluate_agent(
         while (waiting or playing) and not stopped():
             begun: list[_Episode] = []
             while waiting and len(playing) + len(begun) < num_envs:
-                begun.append(_Episode(task, envs.take(), waiting.pop(), seed, invalid_action))
+                number = waiting.pop()
+                options = _options(starts, seed, number)
+                begun.append(_Episode(task, envs.take(), number, seed, invalid_action, options))
             envs.for_each(_Episode.begin, begun)
             playing += begun
             prompts = [task.prompt(episode.observation, episode.info) for episode in playing]
@@ -211,16 +253,25 @@ class _Envs:
 class _Episode:
     """One environment from its reset to its end."""
 
-    def __init__(self, task: Task, env: gym.Env, index: int, seed: int, invalid_action: str) -> None:
-        self.task, self.env, self.index, self.seed = task, env, index, seed
+    def __init__(
+        self,
+        task: Task,
+        env: gym.Env,
+        index: int,
+        seed: int,
+        invalid_action: str,
+        options: dict[str, Any] | None,
+    ) -> None:
+        self.task, self.env, self.index, self.seed, self.options = task, env, index, seed, options
         self.penalize = invalid_action == "penalty"
+        self.fine = illegal_reward(task, self.penalize)
         self.losses = 0
 
     def begin(self) -> None:
         while True:
             try:
                 deal = int(np.random.SeedSequence([self.seed, self.index, 2]).generate_state(1)[0])
-                self.observation, self.info = self.env.reset(seed=deal)
+                self.observation, self.info = self.env.reset(seed=deal, options=self.options)
                 break
             except WorkerLost as loss:
                 self._count_loss(loss)
@@ -268,7 +319,7 @@ class _Episode:
                 prompt=prompt,
                 response=response,
                 response_ids=np.zeros(0, np.int64),
-                reward=float(reward),
+                reward=float(reward) + (0.0 if legal else self.fine),
                 terminated=bool(terminated),
                 truncated=bool(truncated),
                 bootstrap=False,
@@ -295,4 +346,7 @@ class _Episode:
             true_steps=self.true_steps,
             extra=dict(self.task.metrics(self.transitions)) if hasattr(self.task, "metrics") else {},
             difficulty=self.task.difficulty(self.transitions[0].info) if hasattr(self.task, "difficulty") else None,
+            start=dict(self.task.describe_start(self.transitions[0].info))
+            if isinstance(self.task, ListsStarts)
+            else {},
         )

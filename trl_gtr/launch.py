@@ -25,7 +25,7 @@ from . import checkpoints
 from .command_line import one_line_errors as one_line_errors, parse_arguments
 from .config import REFUSED_FIELDS, GTRConfig
 from .correctors import CorrectorArguments
-from .evaluation import EvaluationReport
+from .evaluation import EvaluationReport, count_episodes
 from .models import load_policy, lora_target_modules
 from .report import write_report
 from .tasks import Task, make_task
@@ -47,7 +47,9 @@ class ScriptArguments:
     )
     eval_hands: list[str] = field(
         default_factory=lambda: ["all"],
-        metadata={"help": "Points24 only: the hands of the evaluations, each reported apart; also 'unseen'."},
+        metadata={
+            "help": "Points24 only: the hands of the evaluations, each reported apart; also 'unseen' and 'solvable'."
+        },
     )
     cut: bool = field(default=True, metadata={"help": "End training episodes that can't be won any more."})
     overwrite: bool = field(default=False, metadata={"help": "Start afresh in an output folder that isn't empty."})
@@ -130,14 +132,16 @@ def check_output_dir(args: GTRConfig, task: Task, overwrite: bool = False) -> No
 
 
 def task_with_hands(name: str, hands: str = "all", **options: Any) -> Task:
-    """A task; for Points24 with the tiny model's hands (`pool`), the solvable others (`unseen`), or random ones."""
+    """A task; for Points24 with the tiny model's hands (`pool`), hands that no training has shown it (`unseen`), all
+    that make 24 (`solvable`), or random ones (`all`)."""
     if hands == "all":
         return make_task(name, **options)
-    if name != "points24" or hands not in ("pool", "unseen"):
-        raise ValueError(f"`hands` is all, or for points24 pool or unseen; not {hands!r} for {name}.")
-    from .tiny_llava.pool import points24_pool, unseen_hands
+    if name != "points24" or hands not in ("pool", "unseen", "solvable"):
+        raise ValueError(f"`hands` is all, or for points24 pool, unseen or solvable; not {hands!r} for {name}.")
+    from .tiny_llava import pool
 
-    return make_task(name, hands=points24_pool() if hands == "pool" else unseen_hands(), **options)
+    make_hands = {"pool": pool.points24_pool, "unseen": pool.unseen_hands, "solvable": pool.solvable_hands}
+    return make_task(name, hands=make_hands[hands](), **options)
 
 
 def load_model(model_args: ModelConfig) -> tuple[Any, Any, Any]:
@@ -171,11 +175,12 @@ def train_and_report(
 ) -> dict[str, EvaluationReport]:
     """Evaluate, train, evaluate again, save, and show what training did: in a table and, if asked, on a page."""
     reports: dict[str, EvaluationReport] = {}
+    episodes = {name: count_episodes(task, trainer.args.eval_episodes) for name, task in eval_tasks.items()}
 
     def evaluate(when: str) -> None:
         for name, task in eval_tasks.items():
             if trainer.is_world_process_zero():
-                print(f"Evaluation at the {when}, {trainer.args.eval_episodes} episodes: {name}", flush=True)
+                print(f"Evaluation at the {when}, {episodes[name]} episodes: {name}", flush=True)
             trainer.evaluate(task, metric_key_prefix=f"{when}_{name}")
             reports[f"{name}, {when}"] = trainer.last_evaluation
 
@@ -188,7 +193,10 @@ def train_and_report(
     trainer.save_state()
     if trainer.is_world_process_zero():
         title = f"{trainer.task.name} before and after {trainer.state.global_step} updates, "
-        Console().print(report_table(reports, f"{title}{trainer.args.eval_episodes} episodes each"))
+        played = (
+            "each start once" if trainer.args.eval_episodes == "all" else f"{trainer.args.eval_episodes} episodes each"
+        )
+        Console().print(report_table(reports, title + played))
         print(f"The agent is in {trainer.args.output_dir}.")
         if report:
             print_report_path(trainer.args.output_dir)
@@ -212,6 +220,8 @@ def report_table(reports: Mapping[str, EvaluationReport], title: str) -> Table:
     table.caption = "true: thoughts that are true in all parts"
     if differs:
         table.caption = f"solvable: success over the deals that can be won; {table.caption}"
+    if played := _played(reports):
+        table.caption = f"{played}\n{table.caption}"
     for column in ("", "success", *(["solvable"] if differs else []), "return", "steps", "valid", "true"):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for name, m in metrics.items():
@@ -219,6 +229,15 @@ def report_table(reports: Mapping[str, EvaluationReport], title: str) -> Table:
         means = (f"{m['return']:+.2f}", f"{m['length']:.1f}", f"{m['valid']:.3f}", f"{m['true_thoughts']:.3f}")
         table.add_row(name, str(reports[name].success), *solvable, *means)
     return table
+
+
+def _played(reports: Mapping[str, EvaluationReport]) -> str:
+    """What was played, as in "72 different bundled games"; where reports differ in that, each says so."""
+    counts = [report.different_starts() for report in reports.values()]
+    words = [" and ".join(f"{count} different {source}" for source, count in each.items()) for each in counts]
+    if len(set(words)) > 1:
+        return "; ".join(f"{name}: {each}" for name, each in zip(reports, words, strict=True) if each)
+    return "".join(words[:1])
 
 
 def difficulty_table(reports: Mapping[str, EvaluationReport], title: str) -> Table:

@@ -25,7 +25,7 @@ from .correctors.background import DaemonPool
 from .correctors.base import Corrector
 from .environments.workers import WorkerVectorEnv
 from .pending_corrections import PendingCorrections
-from .tasks.base import Task
+from .tasks.base import FinesIllegalActions, Task
 from .types import CorrectionRequest, Generation, Response, Rollout, Transition
 
 logger = logging.getLogger(__name__)
@@ -184,6 +184,7 @@ class RolloutCollector:
         self.images = [np.array(observation) for observation in observations]
         self.infos = unpack_infos(vector_infos, len(images))
         played = []
+        fine = illegal_reward(self.task, self.penalize)
         for i, (generation, response, (_, legal)) in enumerate(zip(generations, responses, chosen, strict=True)):
             final_info = self.infos[i].pop("final_info", None)
             final_image = self.infos[i].pop("final_obs", None)
@@ -197,7 +198,7 @@ class RolloutCollector:
                     prompt=prompts[i],
                     response=response,
                     response_ids=generation.ids,
-                    reward=float(rewards[i]),
+                    reward=float(rewards[i]) + (0.0 if legal else fine),
                     terminated=bool(terminated[i]),
                     truncated=bool(truncated[i]),
                     bootstrap=bootstrap,
@@ -266,6 +267,14 @@ class RolloutCollector:
 def in_processes(task: Task) -> bool:
     """Does the task want each of its environments in a process of its own?"""
     return getattr(task, "vectorization", "sync") == "processes"
+
+
+def illegal_reward(task: Task, penalize: bool) -> float:
+    """What is added to the reward of a step whose response named no legal action.
+
+    Nothing where such a step is skipped: the skip has its own price.
+    """
+    return task.illegal_reward if isinstance(task, FinesIllegalActions) and not penalize else 0.0
 
 
 def make_env(task: Task, penalize: bool) -> gym.Env:

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from .config import GTRConfig
 from .correctors.base import Corrector
 from .diagnostics import rollout_diagnostics
 from .episode_log import EpisodeLog
-from .evaluation import EvaluationReport, evaluate_agent
+from .evaluation import EvaluationReport, count_episodes, evaluate_agent
 from .files import HALF_CHARACTER
 from .metrics import Means
 from .models import check_processor, load_policy
@@ -113,6 +113,8 @@ class GTRTrainer(ResumableTrainer):
     ) -> None:
         args = args or GTRConfig()
         self.task, self.eval_task = _check_task(task, corrector, args), eval_task or task
+        if args.eval_strategy != "no":
+            count_episodes(eval_task or self.task, args.eval_episodes)  # raises now, not after the first update
         self.corrector, self.failed_corrections = corrector, Counter()
         set_seed(args.seed)
         # Before the model is loaded: what an environment lacks is told at once.
@@ -354,12 +356,16 @@ class GTRTrainer(ResumableTrainer):
             self.control = self.callback_handler.on_save(args, state, self.control)
 
     def evaluate(
-        self, eval_task: Task | None = None, metric_key_prefix: str = "eval", episodes: int | None = None
+        self,
+        eval_task: Task | None = None,
+        metric_key_prefix: str = "eval",
+        episodes: int | Literal["all"] | None = None,
     ) -> dict[str, float]:
         """Play whole episodes without cuts and log success, return and the rest under `eval_*`."""
         args, task = self.args, eval_task or self.eval_task
         assert task is not None
-        mine = range(self.processes.rank, episodes or args.eval_episodes, self.processes.count)
+        count = count_episodes(task, episodes or args.eval_episodes)
+        mine = range(self.processes.rank, count, self.processes.count)
         agent = PolicyAgent(lambda prompts, images: self._generate(prompts, images, greedy=args.eval_greedy))
         several = self.processes.count > 1
         end = time.monotonic() + (args.ddp_timeout / 2 if several else math.inf)  # nobody waits longer for a slow one
@@ -380,7 +386,7 @@ class GTRTrainer(ResumableTrainer):
         if any(received):
             return {}  # the run is about to stop; half an evaluation would be in its log
         everybody = [episode for each in by_process for episode in each]
-        if len(everybody) < (episodes or args.eval_episodes):
+        if len(everybody) < count:
             logger.warning("%d episodes were evaluated in the time that there was.", len(everybody))
             if not everybody:
                 return {}

@@ -25,7 +25,8 @@ def make_task(name: str, **options: Any) -> Task:
     - `env_kwargs`: passed to the environment, e.g. `{"solvable_only": True}`;
     - `thoughts=False`: the action-only variant, with no thought keys in prompt and format;
     - `cut=False`: hopeless episodes go on to their end;
-    - `split`, `evaluation_split`, `history`, `hide`, `max_command_characters` (ALFWorld): see `ALFWorldTask`;
+    - `split`, `evaluation_split`, `history`, `hide`, `observation_text`, `max_actions`, `illegal_reward`,
+      `task_type_weights`, `max_command_characters` (ALFWorld): see `ALFWorldTask`;
     - `hands` (points games): a fixed pool of hands to deal from, e.g. `[["4", "9", "A", "K"]]`.
     """
     if name not in TASKS:

@@ -13,15 +13,17 @@ import gymnasium as gym
 
 from .. import environments  # noqa: F401  registers the games
 from ..environments.alfworld.commands import project
+from ..environments.alfworld.games import find_games
 from ..thought_format import ThoughtFormat
 from ..types import Response, Transition
-from .alfworld_prompt import DRAWN_HAND, FIELDS, PROMPT, RUBRIC, list_commands, write_thought
+from .alfworld_prompt import DRAWN_HAND, FIELDS, PROMPT, RUBRIC, list_commands, told, write_thought
 from .alfworld_words import objects_right, read_subgoal, subgoal_right
 from .base import Tool
 
 ENV_ID = "trl_gtr/ALFWorld-v0"
 SAME_ACTIONS = 5
 CUT = -3.0
+_GAME_OPTIONS = ("games", "split", "task_types", "backend")
 
 
 class RepetitionEnds(gym.Wrapper):
@@ -51,6 +53,22 @@ class RepetitionEnds(gym.Wrapper):
         return observation, reward, terminated, truncated, info
 
 
+class ActionLimit(gym.Wrapper):
+    """Ends an episode with the first action beyond the limit, as `RepetitionEnds` does after five identical ones."""
+
+    def __init__(self, env: gym.Env, max_actions: int) -> None:
+        super().__init__(env)
+        self.max_actions = max_actions
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if len(info["previous_actions"]) > self.max_actions and not terminated:
+            truncated = True
+            info = {**info, "cut": "too many actions", "bootstrap": False}
+            reward = CUT if reward == 0 else reward
+        return observation, reward, terminated, truncated, info
+
+
 class ALFWorldTask:
     """The task around `trl_gtr/ALFWorld-v0`. Stateless.
 
@@ -61,7 +79,13 @@ class ALFWorldTask:
         evaluation_split: The games of `make_env(evaluation=True)`.
         cut: End an episode of training after five identical actions.
         thoughts: `False`: the action-only variant.
-        history: How many of the last actions the prompt shows.
+        history: How many of the last actions the prompt shows; `None`: all of them.
+        observation_text: Put what the game says into the prompt too: RL4VLM's setting with text and image.
+        max_actions: End an episode of training with −3 after more than so many actions. Paper: 40.
+        illegal_reward: What a response costs that names no possible command, beside the random one that is played for
+            it. Paper: −1.
+        task_type_weights: How often training plays each task type, e.g. `{"pick_two_obj_and_place": 3}`: three times
+            as often as any type that isn't named. Left out: every game is equally likely.
         hide: Kinds of commands that the agent is neither shown nor allowed, e.g. `("help", "inventory", "look",
             "examine")`; none of them is needed for any task.
         max_command_characters: A longer list of commands is written in a folded form, from which nothing is missing;
@@ -85,25 +109,52 @@ class ALFWorldTask:
         evaluation_split: str = "valid_seen",
         cut: bool = True,
         thoughts: bool = True,
-        history: int = 8,
+        history: int | None = 8,
+        observation_text: bool = False,
+        max_actions: int | None = None,
+        illegal_reward: float = -1.0,
+        task_type_weights: Mapping[str, float] | None = None,
         hide: Sequence[str] = (),
         max_command_characters: int = 1200,
     ) -> None:
         self.env_kwargs = dict(env_kwargs or {})
         self.split, self.evaluation_split, self.cut = split, evaluation_split, cut
+        if max_actions is not None and max_actions < 1:
+            raise ValueError(f"max_actions must be at least 1, or None for no such limit, not {max_actions}.")
         self.history, self.hide, self.max_command_characters = history, tuple(hide), max_command_characters
+        self.observation_text, self.max_actions = observation_text, max_actions
+        self.illegal_reward, self.task_type_weights = float(illegal_reward), task_type_weights
         self.format = ThoughtFormat(FIELDS if thoughts else (), action_help="one of the possible actions, exactly")
         self._hand = "" if self.env_kwargs.get("backend") == "thor" else DRAWN_HAND
 
     def make_env(self, *, evaluation: bool = False) -> gym.Env:
-        split = self.evaluation_split if evaluation else self.split
-        env = gym.make(ENV_ID, disable_env_checker=True, **{"split": split, **self.env_kwargs})
-        return RepetitionEnds(env) if self.cut and not evaluation else env
+        if evaluation:
+            return gym.make(ENV_ID, disable_env_checker=True, **self._evaluation_kwargs())
+        weights = {"task_type_weights": self.task_type_weights} if self.task_type_weights else {}
+        env = gym.make(ENV_ID, disable_env_checker=True, **{"split": self.split, **weights, **self.env_kwargs})
+        env = RepetitionEnds(env) if self.cut else env
+        return env if self.max_actions is None else ActionLimit(env, self.max_actions)
+
+    def _evaluation_kwargs(self) -> dict[str, Any]:
+        return {"split": self.evaluation_split, **self.env_kwargs}
+
+    def starts(self) -> Sequence[Mapping[str, Any]]:
+        """Every game of evaluation."""
+        chosen = {name: value for name, value in self._evaluation_kwargs().items() if name in _GAME_OPTIONS}
+        return [{"game": game.name} for game in find_games(**chosen)]
+
+    def describe_start(self, info: Mapping[str, Any]) -> dict[str, str]:
+        """The game; and whether it is one of our own, or ALFWorld's own, and with whose pictures."""
+        source = "bundled games" if info["extra.gamefile"].startswith("bundled:") else "real games"
+        if self.env_kwargs.get("backend") == "thor":
+            source += " in THOR"
+        return {"gamefile": info["extra.gamefile"], "task_type": info["task_type"], "source": source}
 
     def prompt(self, observation: Any, info: Mapping[str, Any]) -> str:
         return PROMPT.format(
             hand=self._hand,
             task=info["task"],
+            text=f"You read: {told(info)}\n" if self.observation_text else "",
             previous=", ".join(self._recent(info)) or "none",
             commands=list_commands(self.legal_actions(info), self.max_command_characters),
             instructions=self.format.instructions(),
@@ -112,12 +163,14 @@ class ALFWorldTask:
     def public_state(self, info: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "task": info["task"],
+            **({"observation": told(info)} if self.observation_text else {}),
             "previous_actions": self._recent(info),
             "actions": list(self.legal_actions(info)),
         }
 
     def _recent(self, info: Mapping[str, Any]) -> list[str]:
-        return list(info["previous_actions"][-self.history :]) if self.history else []
+        actions = list(info["previous_actions"])
+        return actions if self.history is None else actions[max(0, len(actions) - self.history) :]
 
     def legal_actions(self, info: Mapping[str, Any]) -> Sequence[str]:
         return [command for command in info["admissible_commands"] if not command.startswith(self.hide)]

@@ -13,7 +13,7 @@ from .base import Rubric
 PROMPT = """\
 You are a robot in a household. The picture shows what is in front of you{hand}.
 Your task: {task}
-Your last actions: {previous}
+{text}Your last actions: {previous}
 Possible actions: {commands}
 {instructions}"""
 
@@ -59,6 +59,12 @@ SUBGOALS = {
     "drop": "put down the {object}",
 }
 NAMED = 3  # things in view that the expert's thought names at most
+
+
+def told(info: Mapping[str, Any]) -> str:
+    """What the game says, on one line, without its greeting and without the task, which the prompt has anyway."""
+    text = info["observation_text"].partition("Your task is to:")[0]
+    return " ".join(text.replace("-= Welcome to TextWorld, ALFRED! =-", "").split())
 
 
 def write_thought(info: Mapping[str, Any], action: str) -> str:

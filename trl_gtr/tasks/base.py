@@ -63,7 +63,9 @@ class Task(Protocol):
       kinds sorted by name;
     - `metrics(transitions) -> Mapping[str, float]`: more to log about a whole episode, in training and evaluation;
     - `vectorization = "processes"`: each environment gets a process of its own (slow, leaking or crashing ones);
-    - `worker_options: Mapping`: options of `WorkerVectorEnv` for them, e.g. `{"step_timeout": 30}`.
+    - `worker_options: Mapping`: options of `WorkerVectorEnv` for them, e.g. `{"step_timeout": 30}`;
+    - `starts` and `describe_start`: see `ListsStarts`;
+    - `illegal_reward`: see `FinesIllegalActions`.
     """
 
     name: str
@@ -99,3 +101,28 @@ class Task(Protocol):
 
         With `hint`, the agent's own response, what is true in it stays and only what is wrong is replaced.
         """
+
+
+@runtime_checkable
+class ListsStarts(Protocol):
+    """A task that can list the starts of its evaluation episodes: ALFWorld's games, a fixed set of hands.
+
+    An evaluation plays every one of them once before any comes again.
+    """
+
+    def starts(self) -> Sequence[Mapping[str, Any]] | None:
+        """The `options` of `reset` for each start, always in the same order; `None` if deals are random."""
+
+    def describe_start(self, info: Mapping[str, Any]) -> Mapping[str, str]:
+        """What a result says about its episode's start, from its first `info`: the game file, or the hand.
+
+        The key `source` names what the starts are ("bundled games"), for the tables.
+        """
+
+
+@runtime_checkable
+class FinesIllegalActions(Protocol):
+    """A task that takes a price for a response without a legal action when a random one is played in its place."""
+
+    illegal_reward: float
+    """Added to the step's reward. The environment can't do it: it never sees the illegal action."""

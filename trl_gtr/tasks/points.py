@@ -74,6 +74,12 @@ class PointsTask:
             env = HandPool(env, self.hands)
         return PointsEnds(env, self.rules, cut=self.cut and not evaluation)
 
+    def starts(self) -> Sequence[Mapping[str, Any]] | None:
+        return None if self.hands is None else [{"hand": place} for place in range(len(self.hands))]
+
+    def describe_start(self, info: Mapping[str, Any]) -> dict[str, str]:
+        return {"hand": " ".join(printed_ranks(info)), "source": "hands"}
+
     def prompt(self, observation: Any, info: Mapping[str, Any]) -> str:
         return self._prompt.replace("{formula}", _shown(info))
 

@@ -72,7 +72,7 @@ class HandPool(gym.Wrapper):
     """Deals from a fixed list of hands, chosen with the environment's own seeded generator.
 
     A card is a name ("H4": suit and rank, the ten is T) or a rank alone ("4", "10", "K"), which gets a new suit with
-    every deal. `reset(options={"cards": …})` still sets the hand.
+    every deal. `reset(options={"hand": 3})` deals the fourth of the list; `{"cards": …}` still sets any hand.
     """
 
     def __init__(self, env: gym.Env, hands: Sequence[Sequence[str]]) -> None:
@@ -85,8 +85,14 @@ class HandPool(gym.Wrapper):
         if seed is not None:
             self.env.reset(seed=seed)  # seeds the generator that chooses the hand
         generator = self.env.unwrapped.np_random
-        hand = [self._card(card, generator) for card in self.hands[int(generator.integers(len(self.hands)))]]
-        observation, info = self.env.reset(options={**(options or {}), "cards": hand})
+        others = dict(options or {})
+        place = others.pop("hand", None)
+        if place is None:
+            place = int(generator.integers(len(self.hands)))
+        elif not 0 <= place < len(self.hands):
+            raise ValueError(f"There is no hand {place!r}: the {len(self.hands)} hands are numbered from 0.")
+        hand = [self._card(card, generator) for card in self.hands[place]]
+        observation, info = self.env.reset(options={**others, "cards": hand})
         if list(info["Cards"]) != hand:
             raise ValueError(
                 f"The environment deals {list(info['Cards'])} where {hand} was asked for. hands=… needs the games of "

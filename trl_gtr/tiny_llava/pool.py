@@ -51,6 +51,12 @@ def unseen_hands() -> Hands:
     return [_cards(hand, rng) for hand in _parted_hands()[1]]
 
 
+def solvable_hands() -> Hands:
+    """Every hand that makes 24, by what its cards count: the pool, the unseen hands and the rest, each once."""
+    rng = random.Random(SEED + 3)
+    return [*points24_pool(), *unseen_hands(), *(_cards(hand, rng) for hand in _parted_hands()[2])]
+
+
 def reading_hands(orders: int = 8) -> Hands:
     """Hands that are neither in the pool nor unseen, each with its cards in several orders."""
     rng = random.Random(SEED + 2)

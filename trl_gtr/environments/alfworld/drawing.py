@@ -23,6 +23,7 @@ FLOOR = 236  # where the floor of the room begins
 HAND = 250  # the hand's band begins here
 TITLE = 18
 ICON_SIZES = (92, 80, 70, 60, 52, 46, 40, 34, 28, 24, 20, 16, 12)  # few, so that each is drawn once
+NARROWEST = 0.6  # of its width; a name that would be squeezed more gets two lines
 INK: Colour = (28, 28, 34)
 PAPER: Colour = (255, 253, 246)
 SKIN: Colour = (238, 186, 148)
@@ -39,6 +40,12 @@ _TELLING = {
     "kitchen": {"fridge", "microwave", "stoveburner", "coffeemachine", "toaster"},
     "bedroom": {"bed"},
 }
+# Where a long name may be broken: "papertowel" / "roll 1".
+_LAST_WORDS = (
+    *("ball", "basin", "bat", "bear", "bottle", "box", "brush", "burner", "can", "card", "clock", "control", "hamper"),
+    *("hanger", "holder", "knife", "lamp", "machine", "paper", "phone", "plant", "racket", "roll", "shaker", "sponge"),
+    *("table", "top", "towel"),
+)
 
 
 def room_kind(receptacles: Sequence[str]) -> str:
@@ -116,13 +123,13 @@ def _draw_thing(
     """The thing with its name below it, and badges for what was done to it."""
     left, top, right, bottom = place
     lettering = 12 if bottom - top >= 50 else 10
-    room = min(right - left - 2, bottom - top - lettering - 1)
-    size = next((size for size in ICON_SIZES if size <= room), ICON_SIZES[-1])
+    text, lines = _name(thing, right - left, lettering, light=dark)
+    height = bottom - top - lettering * lines - 1  # what the name leaves
+    size = next((size for size in ICON_SIZES if size <= min(right - left - 2, height)), ICON_SIZES[-1])
     image = icon(kind_of(thing), size, "on" in words)
-    x, y = (left + right - size) // 2, top + (bottom - top - lettering - 1 - size) // 2
+    x, y = (left + right - size) // 2, top + (height - size) // 2
     picture.paste(image, (x, y), image)
     _draw_badges(picture, x + size, y, size, words)
-    text = _label(thing, right - left, lettering, light=dark)
     picture.paste(text, ((left + right - text.width) // 2, y + size), text)
 
 
@@ -141,10 +148,10 @@ def _draw_room(picture: Image.Image, receptacles: Sequence[str]) -> None:
     columns = max(1, min(len(receptacles), math.ceil(math.sqrt(len(receptacles) * 1.2))))
     for (left, top, right, bottom), name in zip(_cells(area, len(receptacles), columns), receptacles, strict=True):
         lettering = 11 if bottom - top >= 50 else 9
-        body = furniture(kind_of(name), right - left - 4, bottom - top - lettering - 3)
+        text, lines = _name(name, right - left, lettering)
+        body = furniture(kind_of(name), right - left - 4, bottom - top - lettering * lines - 3)
         picture.paste(body.image, (left + 2, top + 1), body.image)
-        text = _label(name, right - left, lettering)
-        picture.paste(text, ((left + right - text.width) // 2, bottom - lettering - 3), text)
+        picture.paste(text, ((left + right - text.width) // 2, bottom - lettering * lines - 3), text)
 
 
 def _draw_hand(picture: Image.Image, holding: str, states: Mapping[str, set[str]]) -> None:
@@ -189,6 +196,32 @@ def _hand(full: bool) -> Image.Image:
         text = _label("empty", 120, 18, light=True)
         band.paste(text, (144, (height - text.height) // 2), text)
     return band
+
+
+def _name(name: str, max_width: int, height: int, light: bool = False) -> tuple[Image.Image, int]:
+    """The lettering of a name, and on how many lines: two where one would be hard to read."""
+    if max_width >= NARROWEST * _lettering(name, height, light, False).width:
+        return _label(name, max_width, height, light), 1
+    return _two_lines(name, max_width, height, light), 2
+
+
+@lru_cache(maxsize=1024)
+def _two_lines(name: str, max_width: int, height: int, light: bool) -> Image.Image:
+    lines = broken(name)
+    widest = max(_lettering(line, height, light, False).width for line in lines)
+    smaller = height if max_width >= NARROWEST * widest else height - 2  # still too narrow: smaller letters help
+    labels = [_label(line, max_width, smaller, light) for line in lines]
+    board = Image.new("RGBA", (max(label.width for label in labels), labels[0].height + height))
+    for place, label in enumerate(labels):
+        board.alpha_composite(label, ((board.width - label.width) // 2, place * height))
+    return board
+
+
+def broken(name: str) -> tuple[str, str]:
+    """A name on two lines: `"papertowelroll 1"` → `("papertowel", "roll 1")`; else the number goes to the second."""
+    kind, _, number = name.rpartition(" ")
+    last = max((word for word in _LAST_WORDS if kind.endswith(word) and word != kind), key=len, default="")
+    return kind[: len(kind) - len(last)], f"{last} {number}".strip()
 
 
 def _label(text: str, max_width: int, height: int, light: bool = False, plate: bool = False) -> Image.Image:

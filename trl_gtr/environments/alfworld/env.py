@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import string
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from .backend import Backend, Moment
 from .commands import project
-from .games import find_games
+from .games import find_games, game_chances
 from .installed import import_package
 
 BACKENDS = ("text", "thor")
@@ -61,6 +61,8 @@ class ALFWorldEnv(gym.Env[np.ndarray, str]):
         reward_style: `"increase"` or `"rl4vlm"`.
         expert: `"planner"` knows where everything is; `"explorer"` plans with what was seen in the episode and looks
             for the rest. THOR always has the explorer.
+        task_type_weights: How often each task type is drawn; a type that isn't named has weight 1, and 0 leaves one
+            out. `None`: every game is equally likely.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 2}  # noqa: RUF012
@@ -73,6 +75,7 @@ class ALFWorldEnv(gym.Env[np.ndarray, str]):
         task_types: Sequence[str] | None = None,
         reward_style: str = "increase",
         expert: str = "planner",
+        task_type_weights: Mapping[str, float] | None = None,
         render_mode: str | None = None,
     ) -> None:
         for name, value, choices in (
@@ -83,12 +86,9 @@ class ALFWorldEnv(gym.Env[np.ndarray, str]):
         ):
             if value not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(map(str, choices))}, not {value!r}.")
-        if backend == "thor" and games in ("auto", "bundled"):
-            if games == "bundled":
-                raise ValueError("The bundled games have no rooms in THOR: use games='data', or backend='text'.")
-            games = "data"
         self.backend, self.reward_style, self.expert, self.render_mode = backend, reward_style, expert, render_mode
-        self.games = find_games(games, split, task_types)
+        self.games = find_games(games, split, task_types, backend)
+        self._chances = None if task_type_weights is None else game_chances(self.games, task_type_weights)
         self._engine: Backend | None = None
         self._commands: list[str] | None = None  # since the episode's start; None: no episode is under way
         self._set_spaces()
@@ -156,6 +156,8 @@ class ALFWorldEnv(gym.Env[np.ndarray, str]):
             raise ValueError(f"reset has no option {', '.join(unknown)}; it knows 'game'.")
         choice = options.get("game")
         if choice is None:
+            if self._chances is not None:
+                return self.games[int(self.np_random.choice(len(self.games), p=self._chances))]
             return self.games[int(self.np_random.integers(len(self.games)))]
         found = [game for place, game in enumerate(self.games) if choice in (place, game.name)]
         if not found:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,7 @@ def find_games(
     games: str | Sequence[str | os.PathLike[str]] = "auto",
     split: str = "train",
     task_types: Sequence[str] | None = None,
+    backend: str = "text",
 ) -> list[Game]:
     """The games to play, in a fixed order.
 
@@ -52,7 +55,12 @@ def find_games(
             bundled games; or a list of `game.tw-pddl` files, of folders that hold them, or of names of bundled games.
         split: `"train"`, `"valid_seen"` or `"valid_unseen"`.
         task_types: Only these of the six types.
+        backend: THOR plays ALFWorld's data only.
     """
+    if backend == "thor" and games in ("auto", "bundled"):
+        if games == "bundled":
+            raise ValueError("The bundled games have no rooms in THOR: use games='data', or backend='text'.")
+        games = "data"
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, not {split!r}.")
     unknown = sorted(set(task_types or ()) - set(TASK_TYPES))
@@ -72,6 +80,23 @@ def find_games(
             "Take out a filter, or use games='bundled'."
         )
     return found
+
+
+def game_chances(games: Sequence[Game], weights: Mapping[str, float]) -> list[float]:
+    """How likely each game is to be drawn if task types have these weights: within a type all games are equal.
+
+    A type that isn't named has weight 1; one without a game has none to give away.
+    """
+    unknown = sorted(set(weights) - set(TASK_TYPES))
+    if unknown:
+        raise ValueError(f"task_type_weights: there is no {', '.join(unknown)}; the six are {', '.join(TASK_TYPES)}.")
+    if not all(0 <= weight < math.inf for weight in weights.values()):
+        raise ValueError(f"task_type_weights must be numbers from 0 on, not {dict(weights)}.")
+    counts = Counter(game.task_type for game in games)
+    total = sum(weights.get(task_type, 1.0) for task_type in counts)
+    if not total:
+        raise ValueError(f"task_type_weights leave no game to play: there are {', '.join(sorted(counts))}.")
+    return [weights.get(game.task_type, 1.0) / counts[game.task_type] / total for game in games]
 
 
 def data_folder(split: str) -> Path | None:
