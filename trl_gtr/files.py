@@ -19,3 +19,12 @@ def written_whole(path: Path) -> Iterator[Path]:
     unfinished = path.with_name(f".{path.name}")
     yield unfinished
     os.replace(unfinished, path)
+
+
+def sync(path: Path) -> None:
+    """Onto the disk: a name must not be there before what it stands for."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -25,6 +25,7 @@ from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_utils import TrainOutput, set_seed
 
 from . import checkpoints, ppo
+from .adapters import check_config, check_trainable, ensure_named_base
 from .agents import PolicyAgent
 from .callbacks import GTRProgressCallback
 from .config import GTRConfig
@@ -106,6 +107,10 @@ class GTRTrainer(ResumableTrainer):
         args = args or GTRConfig()
         self.task, self.eval_task = _check_task(task, corrector, args), eval_task or task
         self.corrector = corrector
+        if not isinstance(model, str | os.PathLike):
+            check_trainable(model, peft_config, with_reference=args.kl_coef > 0)
+        elif peft_config is not None:
+            check_config(peft_config, with_reference=args.kl_coef > 0)
         set_seed(args.seed)
         # Before the model is loaded: what an environment lacks is told at once.
         local_envs = args.num_envs // PartialState().num_processes
@@ -119,6 +124,7 @@ class GTRTrainer(ResumableTrainer):
             invalid_action=args.invalid_action,
         )
         model, processing_class = _load(model, processing_class, args)
+        ensure_named_base(model, peft_config, processing_class, args.output_dir)
         value_head = ValueHead(model.config.get_text_config().hidden_size, args.value_head_sizes)
         self.policy = VLMPolicy(
             model,
