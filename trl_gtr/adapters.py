@@ -44,8 +44,8 @@ def check_trainable(model: Any, peft_config: PeftConfig | None, with_reference: 
     given = isinstance(model, PeftModel)
     if given and peft_config is not None:
         raise ValueError(
-            "This model has an adapter already, and `peft_config` asks for another. Leave `peft_config` out to train the "
-            "adapter that is there, or merge it first: `model = model.merge_and_unload()`."
+            "This model has an adapter already, and `peft_config` asks for another. Leave `peft_config` out to train "
+            "the adapter that is there, or merge it first: `model = model.merge_and_unload()`."
         )
     if unwrap_adapter(model)._hf_peft_config_loaded:
         raise ValueError(

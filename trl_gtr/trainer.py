@@ -28,7 +28,8 @@ from . import checkpoints, ppo
 from .adapters import check_config, check_trainable, ensure_named_base
 from .agents import PolicyAgent
 from .callbacks import GTRProgressCallback
-from .config import GTRConfig
+from .command_line import json_options
+from .config import MODEL_INIT_KWARGS, GTRConfig
 from .correctors.base import Corrector
 from .diagnostics import rollout_diagnostics
 from .episode_log import EpisodeLog
@@ -510,7 +511,7 @@ def _check_task(task: Task | None, corrector: Corrector | None, args: GTRConfig)
 
 def _load(model: PreTrainedModel | str, processing_class: Any, args: GTRConfig) -> tuple[PreTrainedModel, Any]:
     if isinstance(model, str | os.PathLike):
-        model, loaded = load_policy(model, **dict(args.model_init_kwargs or {}))
+        model, loaded = load_policy(model, **json_options(args.model_init_kwargs, *MODEL_INIT_KWARGS))
         processing_class = processing_class or loaded
     elif processing_class is None:
         if not model.config._name_or_path:

@@ -101,6 +101,7 @@ class PPOBridge(PPOTrainer):
     model: Any
     control: Any
     ref_model: Any
+    lr_scheduler: Any
 
     def __init__(self, args: Any, model: PreTrainedModel, value_head: ValueHead, processing_class: Any, **kwargs: Any):
         self._value_head = value_head
