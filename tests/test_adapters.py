@@ -265,6 +265,15 @@ def test_a_reference_is_held_only_where_a_kl_is_asked_for(make_trainer, toy_chec
     assert list(trainer.trained.policy.peft_config) == ["default"]  # off, it is the start
 
 
+def test_a_reference_is_not_counted_among_the_agents_weights(make_trainer, toy_checkpoint, adapter, tmp_path):
+    counts = []
+    for kl_coef in (0.0, 0.1):
+        trainer = make_trainer(*given_adapter(toy_checkpoint, adapter), kl_coef=kl_coef, total_env_steps=16)
+        trainer.train()
+        counts.append(json.loads((tmp_path / "run" / "run.json").read_text())["parameters"])
+    assert counts[0] == counts[1] > 0
+
+
 def test_weights_that_were_frozen_by_hand_stay_frozen(make_trainer, toy_checkpoint, adapter):
     model, _ = given_adapter(toy_checkpoint, adapter)
     for name, weight in model.named_parameters():

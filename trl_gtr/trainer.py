@@ -25,7 +25,7 @@ from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_utils import TrainOutput, set_seed
 
 from . import checkpoints, ppo
-from .adapters import check_config, check_trainable, ensure_named_base
+from .adapters import REFERENCE, check_config, check_trainable, ensure_named_base
 from .agents import PolicyAgent
 from .callbacks import GTRProgressCallback
 from .command_line import json_options
@@ -75,7 +75,7 @@ class GTRTrainer(ResumableTrainer):
         processing_class: The model's processor; loaded with the model if left out.
         eval_task: What `evaluate` plays; the training task if left out.
         callbacks: Further `TrainerCallback`s.
-        optimizers: Optimizer and scheduler, made from `args` if left out.
+        optimizers: Optimizer of the model's weights, and its scheduler or `None`; made from `args` if left out.
         peft_config: Train an adapter instead of the model.
     """
 
@@ -395,7 +395,7 @@ class GTRTrainer(ResumableTrainer):
         about = {
             "task": self.task.name,
             "model": getattr(model, "name_or_path", "") or type(model).__name__,
-            "parameters": sum(weight.numel() for weight in model.parameters()),
+            "parameters": sum(weight.numel() for name, weight in model.named_parameters() if REFERENCE not in name),
             "trainable": sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
             "corrector": corrector if self.corrector is not None else None,
         }
