@@ -116,8 +116,9 @@ class ResumableTrainer(PPOBridge):
         corrector = None if self.corrector is None else identity_of(self.corrector)
         task = {f"task.{name}": value for name, value in _written(vars(self.task)).items() if name[0] != "_"}
         adapter = self.trained.policy.active_peft_config.to_dict() if self.is_peft_model else {}
-        if SAVED_BASE in (base := adapter.get("base_model_name_or_path") or ""):
-            adapter["base_model_name_or_path"] = Path(base).name  # which is its own wherever the run has moved
+        base = Path(adapter.get("base_model_name_or_path") or "").name
+        if base.startswith(SAVED_BASE):
+            adapter["base_model_name_or_path"] = base  # which is its own wherever the run has moved
         lora = {f"adapter.{name}": value for name, value in _written(adapter).items()}
         lora.pop("adapter.peft_version", None)
         return {"task": self.task.name, "corrector": corrector, **task, **lora, **self.args.resume_settings()}
