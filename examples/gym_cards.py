@@ -24,7 +24,7 @@ def main() -> None:
         task = launch.task_with_hands(script.task, script.hands, cut=script.cut)
         launch.check_output_dir(args, task, script.overwrite)
         corrector = make_corrector(corrector_args) if args.thought_cloning_coef > 0 else None
-        model, processor, peft_config = launch.load_model(model_args)
+        model, processor, peft_config = launch.load_model(model_args, args.model_init_kwargs)
         trainer = GTRTrainer(
             model=model,
             args=args,

@@ -14,6 +14,7 @@ from datasets import Dataset, concatenate_datasets
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
 from trl_gtr import launch, make_task, tiny_llava
+from trl_gtr.adapters import ensure_named_base
 from trl_gtr.command_line import one_line_errors, parse_arguments
 from trl_gtr.sft_data import make_sft_dataset, prompt_and_completion, read_llava_json
 from trl_gtr.tiny_llava.pool import POINTS24_POOL, alfworld_practice, reading_hands
@@ -66,7 +67,9 @@ def make_trainer(data: DataArguments, args: SFTConfig, model_args: ModelConfig) 
         model, processor = tiny_llava.build(args.seed, BUILDS[model_args.model_name_or_path])
         peft_config = None
     else:
-        model, processor, peft_config = launch.load_model(model_args)
+        model, processor, peft_config = launch.load_model(model_args, args.model_init_kwargs)
+        args.model_init_kwargs = None  # SFTTrainer would say that it ignores them
+        ensure_named_base(model, peft_config, processor, args.output_dir)
     return SFTTrainer(
         model,
         args,

@@ -18,15 +18,16 @@ from peft import LoraConfig
 from toy import ColourEnv, ColourTask, quiet_config
 from transformers import TrainerCallback
 
-from trl_gtr import ppo
+from trl_gtr import adapters, ppo
 from trl_gtr.correctors import ExpertCorrector
+from trl_gtr.models import unwrap_adapter
 from trl_gtr.trainer import GTRTrainer
 
 # Depend on the machine, not on the run.
 UNSTEADY = ("time/", "speed/", "memory/", "corrector/latency")
 
 
-def make_trainer(folder, name, task=None, corrector="expert", peft_config=None, **overrides):
+def make_trainer(folder, name, task=None, corrector="expert", peft_config=None, model="toy", **overrides):
     args = {
         "rollout_steps": 8,
         "total_env_steps": 64,
@@ -41,7 +42,7 @@ def make_trainer(folder, name, task=None, corrector="expert", peft_config=None, 
     if corrector == "expert":
         corrector = ExpertCorrector()
     config = quiet_config(folder / name, **args)
-    return GTRTrainer(str(folder / "toy"), config, task or ColourTask(length=3), corrector, peft_config=peft_config)
+    return GTRTrainer(str(folder / model), config, task or ColourTask(length=3), corrector, peft_config=peft_config)
 
 
 def steady(log_history):
@@ -144,6 +145,28 @@ def settings(folder):
         trainer.train()
         outcome[name] = alike_everywhere(trainer), steady(trainer.state.log_history)
     return outcome
+
+
+def on_an_adapter(folder):
+    """A fresh adapter on one that is merged: its base has to be saved, by one process."""
+    saved, real = [], adapters._save_base
+
+    def save_base(*args):
+        saved.append(os.environ["RANK"])
+        real(*args)
+
+    lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
+    with mock.patch.object(adapters, "_save_base", save_base):
+        trainer = make_trainer(
+            folder, "on_an_adapter", model="adapter", peft_config=lora, kl_coef=0.1, save_strategy="steps"
+        )
+    trainer.train()
+    trainer.save_model()
+    return {
+        "alike": alike_everywhere(trainer),
+        "saved_by": trainer.processes.gather(saved),
+        "weights": unwrap_adapter(trainer.trained.policy.merge_and_unload()).state_dict(),
+    }
 
 
 class SlowEnv(ColourEnv):

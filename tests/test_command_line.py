@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from toy import ColourTask
 from transformers import LlamaConfig, LlamaForCausalLM
+from trl import ModelConfig
 from vlms import TEXT, byte_level_tokenizer
 
 from trl_gtr import command_line, launch, make_task, tiny_llava
@@ -97,6 +99,9 @@ def text_only(tmp_path: Path) -> Path:
         ("alfworld", ["--task_options", "[4]"], "task_options must name options"),
         ("alfworld", ["--task_options", '{"histori": 4}'], "Task 'alfworld' has no option histori"),
         ("alfworld", ["--task_options", '{"env_kwargs": {"task_types": ["cook"]}}'], "there is no cook; the six are"),
+        ("gym_cards", ["--model_init_kwargs", '{"dtype": '], "model_init_kwargs is no JSON object"),
+        ("gym_cards", ["--model_init_kwargs", "bfloat16"], "model_init_kwargs is no JSON object"),
+        ("gym_cards", ["--model_init_kwargs", '["bfloat16"]'], "model_init_kwargs must name options"),
         ("evaluate", ["--task", "alfworld", "--split", "unseen"], "split must be one of train, valid_seen"),
         ("evaluate", ["--task", "points24", "--split", "train"], "Task 'points24' has no option evaluation_split"),
         ("evaluate", ["--task", "blackjak"], "did you mean 'blackjack'?"),
@@ -317,3 +322,38 @@ def test_an_original_llava_names_the_script(fails: Any, no_training: None, tmp_p
 
 def test_a_custom_task_needs_no_more_than_a_name(tmp_path: Path) -> None:
     launch.check_output_dir(gtr_args(tmp_path), ColourTask())
+
+
+# --- arguments of from_pretrained ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["command line", "file"])
+def test_model_init_kwargs_reach_the_model(tmp_path: Path, place: str) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("model_name_or_path: tiny\nuse_cpu: true\noutput_dir: run\n")
+    argv = ["--config", str(file), "--report_to", "none"]
+    if place == "file":
+        file.write_text(file.read_text() + "model_init_kwargs:\n  dtype: bfloat16\n  attn_implementation: eager\n")
+    else:
+        argv += ["--model_init_kwargs", '{"dtype": "bfloat16", "attn_implementation": "eager"}']
+    _, args, model_args, _ = launch.parse(file, argv)
+    assert args.model_init_kwargs == {"dtype": "bfloat16", "attn_implementation": "eager"}
+    model, _, _ = launch.load_model(model_args, args.model_init_kwargs)
+    assert model.dtype == torch.bfloat16
+    assert model.config._attn_implementation == "eager"
+
+
+def test_an_unknown_model_init_kwarg_is_one_line(fails: Any, tmp_path: Path) -> None:
+    argv = ["--model_init_kwargs", '{"d_type": "bfloat16"}', "--output_dir", str(tmp_path / "run")]
+    assert "`model_init_kwargs`" in fails("gym_cards", *argv)
+    assert "d_type" in fails("gym_cards", *argv)
+    argv = ["--tasks", "ezpoints=1", "--model_name_or_path", "tiny", "--use_cpu", *argv]
+    assert "d_type" in fails("sft", *argv)
+
+
+def test_the_revision_of_a_base_is_kept_with_its_adapter() -> None:
+    model_args = ModelConfig(model_name_or_path="tiny", use_peft=True)
+    assert launch.load_model(model_args)[2].revision is None
+    assert launch.load_model(model_args, {"revision": "v2"})[2].revision == "v2"
+    model_args.model_revision = "v1"
+    assert launch.load_model(model_args)[2].revision == "v1"

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 from launched import SCHEDULES, recorded_run, steady, weights
+from peft import LoraConfig, get_peft_model
+
+from trl_gtr.models import load_policy
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "examples" / "accelerate_configs"
@@ -51,6 +54,8 @@ def largest_difference(weights, others):
 def folder(toy_checkpoint, tmp_path_factory):
     folder = tmp_path_factory.mktemp("launched")
     shutil.copytree(toy_checkpoint, folder / "toy")
+    lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    get_peft_model(load_policy(folder / "toy")[0], lora).save_pretrained(folder / "adapter")
     return folder
 
 
@@ -60,7 +65,9 @@ def folder(toy_checkpoint, tmp_path_factory):
 @pytest.fixture(scope="module")
 def two_processes(folder, alone):
     """One launch with everything that two processes are tested with: its status and what it printed."""
-    status, output = launch(folder, "replay", "settings", "slow_process", "bad_number", "resume", "signalled")
+    status, output = launch(
+        folder, "replay", "settings", "slow_process", "bad_number", "resume", "on_an_adapter", "signalled"
+    )
     return status, output
 
 
@@ -118,6 +125,16 @@ def test_a_bad_number_on_one_process_skips_the_step_of_both(two_processes, folde
     assert bad["alike"]
     assert [entry["optim/skipped_steps"] for entry in bad["log"]] == [1, 0]
     assert all(math.isfinite(entry["loss/policy"]) for entry in bad["log"])  # what was skipped is in no mean
+
+
+def test_one_process_saves_the_base_of_an_adapter(two_processes, folder):
+    assert (folder / "on_an_adapter.pkl").is_file(), two_processes[1]
+    found = outcome(folder, "on_an_adapter")
+    assert found["alike"]
+    assert found["saved_by"] == [["0"], []]
+    for saved in ("on_an_adapter", "on_an_adapter/checkpoint-2"):
+        loaded = load_policy(folder / saved)[0].state_dict()
+        assert largest_difference(loaded, found["weights"]) < 1e-6
 
 
 def test_two_processes_resume_exactly(two_processes, folder):

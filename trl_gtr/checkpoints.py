@@ -8,7 +8,6 @@ when it is whole; a list of its files and settings is in it, by which a damaged 
 from __future__ import annotations
 
 import json
-import os
 import random
 import zlib
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.trainer_utils import get_last_checkpoint
 
+from .files import sync
 from .models import unwrap_adapter
 from .rollouts import RolloutCollector
 from .thought_cloning import CorrectionBuffer
@@ -45,11 +45,11 @@ def publish(folder: Path, final: Path, settings: Mapping[str, Any]) -> None:
     }
     (folder / CONTENTS_FILE).write_text(json.dumps(contents, indent=2))
     for path in (*files, folder / CONTENTS_FILE, folder):
-        _sync(path)
+        sync(path)
     if final.exists():  # of an earlier run in this folder
         final.rename(folder.parent / "replaced")
     folder.rename(final)
-    _sync(final.parent)
+    sync(final.parent)
 
 
 def check(folder: str | Path, settings: Mapping[str, Any], allow_changes: bool = False) -> str | None:
@@ -96,15 +96,6 @@ def _checksum(path: Path) -> int:
         while block := file.read(2**20):
             checksum = zlib.crc32(block, checksum)
     return checksum
-
-
-def _sync(path: Path) -> None:
-    """Onto the disk: a name must not be there before what it stands for."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def random_states() -> dict[str, Any]:
@@ -181,7 +172,8 @@ def load_policy_weights(folder: str | Path, policy: nn.Module) -> None:
     if hasattr(policy, "peft_config"):
         from peft import load_peft_weights, set_peft_model_state_dict
 
-        outcome = set_peft_model_state_dict(policy, load_peft_weights(str(folder), device="cpu"))
+        weights = load_peft_weights(str(folder), device="cpu")
+        outcome = set_peft_model_state_dict(policy, weights, adapter_name=policy.active_adapter)
         trained = {name for name, weight in policy.named_parameters() if weight.requires_grad}
         foreign = [*outcome.unexpected_keys, *trained.intersection(outcome.missing_keys)]
         if foreign:

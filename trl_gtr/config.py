@@ -11,6 +11,7 @@ from typing import Any, Literal
 from accelerate import PartialState
 from accelerate.utils import str_to_bool
 
+from .command_line import json_options
 from .ppo_base import PPOConfig
 
 # PPOConfig fields that the environment loop has no use for, and what to set instead. Setting one of them raises.
@@ -39,6 +40,8 @@ REFUSED_FIELDS = {
     "mini_batch_size": "per_device_train_batch_size",
 }
 
+MODEL_INIT_KWARGS = ("model_init_kwargs", '{"dtype": "bfloat16"}')
+"""The field's name and an example, for `json_options`."""
 
 # Settings of `TrainingArguments` and `PPOConfig` that a resumed run must share with its checkpoint …
 _KEPT_FIELDS = (
@@ -100,7 +103,6 @@ class GTRConfig(PPOConfig):
     so do `logging_steps`, `save_steps` and `eval_steps`. "Paper" is Guided Thought Reinforcement (arXiv 2503.08525).
     """
 
-    _VALID_DICT_FIELDS = [*PPOConfig._VALID_DICT_FIELDS, "model_init_kwargs"]  # noqa: RUF012
     _argument_group_name = "GTR, PPO and training"
 
     # --- defaults that differ from PPOConfig's -----------------------------------------------------------------
@@ -120,7 +122,7 @@ class GTRConfig(PPOConfig):
         None, "bfloat16 autocast. None: on where the accelerator supports it, off on CPU. Sums stay in float32."
     )
 
-    model_init_kwargs: dict[str, Any] | None = field(
+    model_init_kwargs: dict[str, Any] | str | None = field(
         default=None,
         metadata={"help": "Arguments of `from_pretrained` for a model given by name; JSON on the command line."},
     )
@@ -229,6 +231,7 @@ class GTRConfig(PPOConfig):
 
     def __post_init__(self) -> None:
         self._refuse_inherited_fields()
+        self.model_init_kwargs = json_options(self.model_init_kwargs, *MODEL_INIT_KWARGS) or None
         if self.bf16 is None:
             self.bf16 = not self.fp16 and not self.use_cpu and _accelerator_has_bf16()
         self._set_time_out_on_cpu()

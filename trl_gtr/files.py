@@ -35,3 +35,12 @@ def writing_log(path: Path) -> Iterator[None]:
         raise OSError(
             f"{path} could not be written ({error}). Earlier checkpoints are as they were: mend that and resume."
         ) from error
+
+
+def sync(path: Path) -> None:
+    """Onto the disk: a name must not be there before what it stands for."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -5,7 +5,6 @@ parse → task → check the output folder → corrector → load the model → 
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -22,8 +21,8 @@ from transformers.integrations import is_tensorboard_available
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from . import checkpoints
-from .command_line import one_line_errors as one_line_errors, parse_arguments
-from .config import REFUSED_FIELDS, GTRConfig
+from .command_line import json_options as json_options, one_line_errors as one_line_errors, parse_arguments
+from .config import MODEL_INIT_KWARGS, REFUSED_FIELDS, GTRConfig
 from .correctors import CorrectorArguments
 from .evaluation import EvaluationReport, count_episodes
 from .models import load_policy, lora_target_modules
@@ -63,17 +62,6 @@ class ScriptArguments:
     )
 
     _argument_group_name = "the script"
-
-
-def json_options(given: dict[str, Any] | str | None) -> dict[str, Any]:
-    """`task_options` from a YAML file, or from the command line as JSON."""
-    try:
-        options = json.loads(given) if isinstance(given, str) else given or {}
-    except json.JSONDecodeError as error:
-        raise ValueError(f"task_options is no JSON object ({error}): write e.g. '{{\"history\": 4}}'.") from error
-    if not isinstance(options, dict):
-        raise ValueError(f'task_options must name options, as in {{"history": 4}}, not {options!r}.')
-    return options
 
 
 def parse(
@@ -144,8 +132,9 @@ def task_with_hands(name: str, hands: str = "all", **options: Any) -> Task:
     return make_task(name, hands=make_hands[hands](), **options)
 
 
-def load_model(model_args: ModelConfig) -> tuple[Any, Any, Any]:
-    """Model, processor and adapter configuration, as TRL's `ModelConfig` describes them."""
+def load_model(model_args: ModelConfig, model_init_kwargs: dict[str, Any] | str | None = None) -> tuple[Any, Any, Any]:
+    """Model, processor and adapter configuration, as TRL's `ModelConfig` describes them; `model_init_kwargs` go before
+    what it says."""
     name = model_args.model_name_or_path
     if not name:
         raise ValueError("Which model? Set --model_name_or_path to a name, a folder, or `tiny`.")
@@ -156,8 +145,16 @@ def load_model(model_args: ModelConfig) -> tuple[Any, Any, Any]:
     if quantization is not None:
         # Quantized weights can't be moved afterwards: each process loads them onto its own device.
         options |= {"quantization_config": quantization, "device_map": {"": PartialState().local_process_index}}
-    model, processor = load_policy(name, **options)
+    options |= json_options(model_init_kwargs, *MODEL_INIT_KWARGS)
+    try:
+        model, processor = load_policy(name, **options)
+    except TypeError as error:
+        if not model_init_kwargs:
+            raise
+        raise ValueError(f"{name} can't be loaded with these `model_init_kwargs`: {error}.") from error
     peft_config = get_peft_config(model_args)
+    if peft_config is not None and options["revision"] != "main":
+        peft_config.revision = options["revision"]
     if peft_config is not None and model_args.lora_target_modules is None:
         # As in the paper: every linear layer but the LM head, vision tower and projector included.
         peft_config.target_modules = set(lora_target_modules(model))

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import get_last_checkpoint
 
 from . import tiny_llava
@@ -22,6 +23,8 @@ _NEEDED = (
     "Idefics3, SmolVLM, …)."
 )
 _ADAPTER = "adapter_config.json"
+SAVED_BASE = "base_model-"
+"""How the folder begins that holds the model under an adapter where no other name leads to it (`adapters.py`)."""
 
 
 def load_policy(
@@ -64,11 +67,43 @@ def _merged(folder: str | os.PathLike[str], **options: Any) -> tuple[Any, Any]:
     """The model that an adapter was trained on, with the adapter in its weights, and that model's processor."""
     from peft import PeftConfig, PeftModel
 
-    base = PeftConfig.from_pretrained(str(folder)).base_model_name_or_path
-    if not base:
-        raise ValueError(f"{folder} holds an adapter that doesn't say of which model: set it in {_ADAPTER}.")
-    model, processor = load_policy(base, **options)
+    merging = (
+        "Merge it once, without quantization and on one process: "
+        f"`model, processor = load_policy({os.fspath(folder)!r})`, then `model.save_pretrained(new_folder)` and "
+        "`processor.save_pretrained(new_folder)`. Load that folder."
+    )
+    if is_deepspeed_zero3_enabled():
+        raise ValueError(f"The adapter in {folder} can't be merged under ZeRO-3, which divides the weights. {merging}")
+    quantized = f"The adapter in {folder} can't be merged into quantized weights, which would round it. {merging}"
+    if options.get("quantization_config") is not None:
+        raise ValueError(quantized)
+    config = PeftConfig.from_pretrained(str(folder))
+    model, processor = load_policy(_base_of(Path(folder), config), revision=config.revision or "main", **options)
+    if is_quantized(model):
+        raise ValueError(quantized)
     return PeftModel.from_pretrained(model, str(folder)).merge_and_unload(), processor
+
+
+def _base_of(folder: Path, config: Any) -> str:
+    """Name or folder of the model under an adapter. One that was saved with its run may have moved with it."""
+    name = config.base_model_name_or_path
+    if not name:
+        raise ValueError(f"{folder} holds an adapter that doesn't say of which model: set it in {_ADAPTER}.")
+    if not Path(name).name.startswith(SAVED_BASE):
+        return name
+    places = (Path(name), folder.absolute() / Path(name).name, folder.absolute().parent / Path(name).name)
+    found = next((str(place) for place in places if place.is_dir()), None)
+    if found is None:
+        raise ValueError(
+            f"The adapter in {folder} was trained on {Path(name).name}, which is neither at {Path(name).parent} nor "
+            "beside it: move it there."
+        )
+    return found
+
+
+def is_quantized(model: Any) -> bool:
+    """Whether the weights are in a quantized form."""
+    return getattr(model.config, "quantization_config", None) is not None
 
 
 def check_source(model_name_or_path: str | os.PathLike[str], **source: Any) -> None:

@@ -21,6 +21,7 @@ from transformers.trainer_utils import rotate_checkpoints
 
 from . import checkpoints
 from .correctors.base import identity_of
+from .models import SAVED_BASE
 from .processes import Processes
 from .rollouts import RolloutCollector
 from .tasks.base import Task
@@ -118,8 +119,11 @@ class ResumableTrainer(PPOBridge):
         """What a checkpoint can only be resumed with."""
         corrector = None if self.corrector is None else identity_of(self.corrector)
         task = {f"task.{name}": value for name, value in _written(vars(self.task)).items() if name[0] != "_"}
-        adapter = getattr(self.trained.policy, "peft_config", {}).get("default")
-        lora = {f"adapter.{name}": value for name, value in _written(adapter.to_dict() if adapter else {}).items()}
+        adapter = self.trained.policy.active_peft_config.to_dict() if self.is_peft_model else {}
+        base = Path(adapter.get("base_model_name_or_path") or "").name
+        if base.startswith(SAVED_BASE):
+            adapter["base_model_name_or_path"] = base  # which is its own wherever the run has moved
+        lora = {f"adapter.{name}": value for name, value in _written(adapter).items()}
         lora.pop("adapter.peft_version", None)
         return {"task": self.task.name, "corrector": corrector, **task, **lora, **self.args.resume_settings()}
 

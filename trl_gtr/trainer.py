@@ -26,9 +26,11 @@ from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_utils import TrainOutput, set_seed
 
 from . import checkpoints, ppo
+from .adapters import REFERENCE, check_config, check_trainable, ensure_named_base
 from .agents import PolicyAgent
 from .callbacks import GTRProgressCallback
-from .config import GTRConfig
+from .command_line import json_options
+from .config import MODEL_INIT_KWARGS, GTRConfig
 from .correctors.base import Corrector
 from .diagnostics import rollout_diagnostics
 from .episode_log import EpisodeLog
@@ -81,7 +83,7 @@ class GTRTrainer(ResumableTrainer):
         processing_class: The model's processor; loaded with the model if left out.
         eval_task: What `evaluate` plays; the training task if left out.
         callbacks: Further `TrainerCallback`s.
-        optimizers: Optimizer and scheduler, made from `args` if left out.
+        optimizers: Optimizer of the model's weights, and its scheduler or `None`; made from `args` if left out.
         peft_config: Train an adapter instead of the model.
     """
 
@@ -116,6 +118,10 @@ class GTRTrainer(ResumableTrainer):
         if args.eval_strategy != "no":
             count_episodes(eval_task or self.task, args.eval_episodes)  # raises now, not after the first update
         self.corrector, self.failed_corrections = corrector, Counter()
+        if not isinstance(model, str | os.PathLike):
+            check_trainable(model, peft_config, with_reference=args.kl_coef > 0)
+        elif peft_config is not None:
+            check_config(peft_config, with_reference=args.kl_coef > 0)
         set_seed(args.seed)
         # Before the model is loaded: what an environment lacks is told at once.
         local_envs = args.num_envs // PartialState().num_processes
@@ -129,6 +135,7 @@ class GTRTrainer(ResumableTrainer):
             invalid_action=args.invalid_action,
         )
         model, processing_class = _load(model, processing_class, args)
+        ensure_named_base(model, peft_config, processing_class, args.output_dir)
         value_head = ValueHead(model.config.get_text_config().hidden_size, args.value_head_sizes)
         self.policy = VLMPolicy(
             model,
@@ -403,7 +410,7 @@ class GTRTrainer(ResumableTrainer):
         about = {
             "task": self.task.name,
             "model": getattr(model, "name_or_path", "") or type(model).__name__,
-            "parameters": sum(weight.numel() for weight in model.parameters()),
+            "parameters": sum(weight.numel() for name, weight in model.named_parameters() if REFERENCE not in name),
             "trainable": sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
             "corrector": corrector if self.corrector is not None else None,
         }
@@ -520,7 +527,7 @@ def _check_task(task: Task | None, corrector: Corrector | None, args: GTRConfig)
 
 def _load(model: PreTrainedModel | str, processing_class: Any, args: GTRConfig) -> tuple[PreTrainedModel, Any]:
     if isinstance(model, str | os.PathLike):
-        model, loaded = load_policy(model, **dict(args.model_init_kwargs or {}))
+        model, loaded = load_policy(model, **json_options(args.model_init_kwargs, *MODEL_INIT_KWARGS))
         processing_class = processing_class or loaded
     elif processing_class is None:
         if not model.config._name_or_path:

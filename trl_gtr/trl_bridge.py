@@ -14,11 +14,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from transformers import PreTrainedModel, Trainer
-from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_callback import ExportableState
 from trl.models.utils import unwrap_model_for_generation
 
+from . import adapters
 from .policy import PolicyWithValue, ValueHead
 from .ppo_base import OnlineTrainerState, PPOBase
 
@@ -49,9 +51,13 @@ class PPOBridge(PPOBase):
     model: Any
     control: Any
     ref_model: Any
+    lr_scheduler: Any
 
     def __init__(self, args: Any, model: PreTrainedModel, value_head: ValueHead, processing_class: Any, **kwargs: Any):
         self._value_head = value_head
+        # A fresh adapter that is off is the start of the run; one that was given, or begins elsewhere, is not.
+        fresh = kwargs.get("peft_config")
+        self._copies_start = args.kl_coef > 0 and not (fresh is not None and adapters.starts_at_base(fresh))
         super().__init__(args, model, processing_class, **kwargs)
         args.num_total_batches = args.num_updates
         self.model_wrapped = self.model
@@ -59,6 +65,8 @@ class PPOBridge(PPOBase):
             self.deepspeed = self.model
 
     def make_module(self, policy: Any, args: Any) -> TrainedModule:
+        if self.is_peft_model and self._copies_start:
+            adapters.add_reference(policy)
         silence_dropout(policy)
         if args.gradient_checkpointing:
             # Non-reentrant: otherwise the policy's frozen parts (LoRA) cut the gradient.
@@ -70,13 +78,19 @@ class PPOBridge(PPOBase):
         plugin = getattr(self.accelerator.state, "deepspeed_plugin", None)
         if plugin is not None:  # it clips by itself; nobody else tells it how much
             plugin.deepspeed_config["gradient_clipping"] = self.args.max_grad_norm
+        given = self.lr_scheduler
+        if given is not None:
+            _check_scheduler(given, self.optimizer)
         super().create_optimizer_and_scheduler(num_training_steps)
+        if given is not None:
+            self.lr_scheduler = ScheduleWithValueHead(given)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """The parent's optimizer, with the value head's parameters in a group of their own learning rate."""
         given, head = self.optimizer, list(self._value_head.parameters())
         rate = self.args.value_learning_rate
         if given is not None:  # made by the user, who has no value head to put into it
+            _check_optimizer(given, self.policy_model)
             given.add_param_group({"params": head, **({"lr": rate} if rate is not None else {})})
             return given
         optimizer = super().create_optimizer(model)
@@ -116,6 +130,16 @@ class PPOBridge(PPOBase):
         with self._policy_as_model():
             # Past TRL's own version, which looks for the policy on the wrapper and misses it under DDP.
             Trainer.save_model(self, output_dir, _internal_call)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
+        if not self.is_peft_model:
+            super()._save(output_dir, state_dict)
+            return
+        # The parent would save every adapter, and one that isn't named "default" where no loader finds it.
+        output_dir = output_dir or self.args.output_dir
+        adapters.save_adapter(self.model, output_dir, state_dict)
+        self.processing_class.save_pretrained(output_dir)
+        torch.save(self.args, Path(output_dir, TRAINING_ARGS_NAME))
 
     def _save_gathered(self, output_dir: str, _internal_call: bool) -> None:
         """The parents would save the engine's whole module, or look for the engine's settings on the policy."""
@@ -165,8 +189,8 @@ class PPOBridge(PPOBase):
 
     @contextmanager
     def null_ref_context(self) -> Iterator[None]:
-        """The starting policy of a LoRA run: the same model with its adapter off."""
-        with self.trained.policy.disable_adapter():
+        """The starting policy of a LoRA run: the same model with its adapter off, or as it was."""
+        with adapters.reference_active(self.trained.policy):
             yield
 
 
@@ -190,6 +214,59 @@ def silence_dropout(model: nn.Module) -> None:
         for name in ("dropout", "attention_dropout", "dropout_p", "activation_dropout", "hidden_dropout"):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
+
+
+class ScheduleWithValueHead:
+    """A scheduler that was made before the value head's group joined its optimizer, as the last one.
+
+    The scheduler goes on to see the groups that it was made for; the head's learning rate follows that of the first.
+    """
+
+    def __init__(self, scheduler: LRScheduler) -> None:
+        self.scheduler = scheduler
+        head = scheduler.optimizer.param_groups[-1]
+        head["initial_lr"] = head["lr"]
+        self._follow()
+
+    def _follow(self) -> None:
+        first, head = self.scheduler.optimizer.param_groups[0], self.scheduler.optimizer.param_groups[-1]
+        if first["initial_lr"]:
+            head["lr"] = head["initial_lr"] * (first["lr"] / first["initial_lr"])
+
+    def step(self) -> None:
+        groups = self.scheduler.optimizer.param_groups
+        head = groups.pop()
+        try:
+            self.scheduler.step()
+        finally:
+            groups.append(head)
+        self._follow()
+
+    def get_last_lr(self) -> list[float]:
+        return [group["lr"] for group in self.scheduler.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.scheduler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scheduler.load_state_dict(state)
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, policy: nn.Module) -> None:
+    trained = {weight for weight in policy.parameters() if weight.requires_grad}
+    if not any(weight in trained for group in optimizer.param_groups for weight in group["params"]):
+        raise ValueError(
+            "The given optimizer holds none of the weights that are trained. Make it from `model.parameters()` of the "
+            "very model that you pass; for an adapter make that with `get_peft_model` first, and leave `peft_config` "
+            "out."
+        )
+
+
+def _check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer | None) -> None:
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise ValueError("ReduceLROnPlateau waits for a measure that nobody hands it here: use another scheduler.")
+    if scheduler.optimizer is not optimizer:
+        raise ValueError("The given scheduler is of another optimizer: pass the two as `optimizers`.")
 
 
 def _split_group(optimizer: torch.optim.Optimizer, parameters: set[nn.Parameter], lr: float) -> None:
