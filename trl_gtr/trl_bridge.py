@@ -12,6 +12,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,10 @@ class PPOBridge(PPOTrainer):
         plugin = getattr(self.accelerator.state, "deepspeed_plugin", None)
         if plugin is not None:  # it clips by itself; the parent doesn't tell it how much
             plugin.deepspeed_config["gradient_clipping"] = self.args.max_grad_norm
+        else:
+            # Without DDP's wrapper: gradients are averaged by `Processes`, and its buckets, as large as all gradients,
+            # would lie there unused. What `prepare` does for evaluation is the rest: device and mixed precision.
+            self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
         super().create_optimizer_and_scheduler(num_training_steps=self.args.num_updates)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -156,7 +161,7 @@ class PPOBridge(PPOTrainer):
 
     @property
     def trained(self) -> TrainedModule:
-        """Our module, out of whatever DDP or DeepSpeed wrapped around it."""
+        """Our module, out of what DeepSpeed wrapped around it."""
         return self.accelerator.unwrap_model(self.model if self._whole_model is None else self._whole_model)
 
     @contextmanager
@@ -174,7 +179,7 @@ class PPOBridge(PPOTrainer):
 
     @property
     def network(self) -> Any:
-        """What is called to learn: DeepSpeed's engine, or our module without DDP around it (see `Processes`)."""
+        """What is called to learn: DeepSpeed's engine, or our module (see `Processes`)."""
         return self.model if self.is_deepspeed_enabled else self.trained
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
