@@ -1,4 +1,4 @@
-"""In bfloat16 a sample's log-prob must not depend on the batch that it is scored in, or ratios leave 1 before any step.
+"""In bfloat16 a sample's log-prob must not depend on the batch it is scored in, or ratios leave 1 before any step.
 
 `pytest tests/test_bf16.py -s -k table` prints how far they do, family by family.
 """

@@ -181,9 +181,9 @@ def lora_target_modules(model: nn.Module) -> list[str]:
 def positions_follow_mask(model: Any) -> bool:
     """Whether a token's position is its number among the tokens of its row, so that the attention mask tells it.
 
-    Not so for M-RoPE (Qwen-VL, GLM-V, …), where image tokens lie on a grid: such a family overrides the method by which
-    `generate` numbers tokens, or its config splits the rotation into sections. Positions that aren't rotary may begin
-    at another number than 0. All those are left to the model.
+    Not so for M-RoPE (Qwen-VL, GLM-V, …), where image tokens lie on a grid: such a family overrides the method by
+    which `generate` numbers tokens, or its config splits the rotation into sections. Positions that aren't rotary may
+    begin at another number than 0. All those are left to the model.
     """
     base = unwrap_adapter(model)
     own_numbers = type(base)._prepare_position_ids_for_generation

@@ -279,8 +279,15 @@ class VLMPolicy:
         total, thought, action = weighted_logprob(logprobs, mask, starts, thought_prob_coef)
         if entropy is not None:
             entropy = torch.where(mask, entropy, entropy.new_zeros(())).sum(1) / mask.sum(1)
-        columns = (total, thought, action, value, logprobs[:, :longest], mask[:, :longest])
-        return ScoredBatch(*(column[:samples] for column in columns), None if entropy is None else entropy[:samples])
+        return ScoredBatch(
+            total[:samples],
+            thought[:samples],
+            action[:samples],
+            value[:samples],
+            logprobs[:samples, :longest],
+            mask[:samples, :longest],
+            None if entropy is None else entropy[:samples],
+        )
 
     def score_tokens(
         self,

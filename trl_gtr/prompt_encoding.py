@@ -58,9 +58,7 @@ class PromptEncoder:
         """How many tokens each prompt has, those of its image included."""
         return [text["input_ids"].shape[1] for text in self._features(prompts, images)[0]]
 
-    def _features(
-        self, prompts: Sequence[str], images: Sequence[np.ndarray]
-    ) -> tuple[list[Features], list[Features]]:
+    def _features(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> tuple[list[Features], list[Features]]:
         """Tokens and image features of each pair, out of the cache or processed now."""
         pairs = [((prompt, image.shape), _picture(image)) for prompt, image in zip(prompts, images, strict=True)]
         found = {key: self._cache[key] for pair in pairs for key in pair if key in self._cache}
@@ -120,7 +118,10 @@ def _size(features: Features) -> int:
 def pad_and_cat(
     tensors: Sequence[torch.Tensor], value: float = 0, left: bool = False, at_least: int = 0
 ) -> torch.Tensor:
-    """Fill every dimension but the first up to the largest, the last to `at_least`, then concatenate along the first."""
+    """Fill every dimension but the first up to the largest, then concatenate along the first.
+
+    The last dimension gets `at_least` so many places.
+    """
     largest = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)]
     largest[-1:] = [max(size, at_least) for size in largest[-1:]]
     padded = []
