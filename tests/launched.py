@@ -61,6 +61,13 @@ def alike_everywhere(trainer):
     return all(sums == everybody[0] for sums in everybody)
 
 
+def different_starts(folder):
+    """Process 1 draws other random numbers, for the value head and the adapter; training begins alike all the same."""
+    seed = {"seed": 7 + int(os.environ["RANK"])}
+    lora = LoraConfig(r=2, init_lora_weights="gaussian", target_modules=["q_proj", "v_proj"])
+    return alike_everywhere(make_trainer(folder, "different_starts", peft_config=lora, **seed))
+
+
 # --- one recorded run, again ---------------------------------------------------------------------------------------
 
 
@@ -120,6 +127,7 @@ def replay_one(folder, schedule, rollouts):
         "distributed_type": trainer.accelerator.distributed_type.value,
         "weights": weights(trainer),
         "alike": alike_everywhere(trainer),
+        "wrapper": type(trainer.model).__name__,
         "labels": trainer.processes.gather(len(trainer.buffer)),
         "log": steady(trainer.state.log_history),
     }

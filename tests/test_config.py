@@ -69,6 +69,9 @@ def test_every_refused_field_is_really_inherited():
         ({"min_advantage_std": 0.0}, "must be positive"),
         ({"reward_scale": 0.0}, "must be positive"),
         ({"target_kl": -1.0}, "must be positive"),
+        ({"feature_cache_gb": -1.0}, "`feature_cache_gb` must be a number of GiB"),
+        ({"feature_cache_gb": float("inf")}, "`feature_cache_gb` must be a number of GiB"),
+        ({"feature_cache_gb": float("nan")}, "`feature_cache_gb` must be a number of GiB"),
     ],
 )
 def test_contradictions_say_what_to_change(bad, message):
@@ -114,6 +117,7 @@ def test_a_rollout_has_a_deadline_only_where_others_wait():
 
 def test_a_resumed_run_may_be_longer_and_log_otherwise_but_not_learn_otherwise():
     settings = make().resume_settings()
-    assert make(total_env_steps=99, logging_steps=7, rollout_timeout=3.0).resume_settings() == settings
+    changed = make(total_env_steps=99, logging_steps=7, rollout_timeout=3.0, feature_cache_gb=0.5)
+    assert changed.resume_settings() == settings
     assert make(learning_rate=0.1).resume_settings() != settings
     assert make(seed=1).resume_settings() != settings

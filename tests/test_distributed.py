@@ -17,6 +17,7 @@ from peft import LoraConfig, get_peft_model
 
 from trl_gtr.models import load_policy
 
+FAULTS = ("slow_process", "bad_number", "resume", "on_an_adapter", "signalled")
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "examples" / "accelerate_configs"
 
@@ -65,9 +66,7 @@ def folder(toy_checkpoint, tmp_path_factory):
 @pytest.fixture(scope="module")
 def two_processes(folder, alone):
     """One launch with everything that two processes are tested with: its status and what it printed."""
-    status, output = launch(
-        folder, "replay", "settings", "slow_process", "bad_number", "resume", "on_an_adapter", "signalled"
-    )
+    status, output = launch(folder, "replay", "settings", "different_starts", *FAULTS)
     return status, output
 
 
@@ -87,6 +86,7 @@ def test_two_processes_train_the_same_as_one(alone, two_processes, folder, sched
     both = outcome(folder, "replay")[schedule]
     assert (both["num_processes"], both["distributed_type"]) == (2, "MULTI_CPU")
     assert both["alike"]
+    assert both["wrapper"] == "TrainedModule"  # DDP's would hold buckets as large as all gradients, for nothing
     assert both["labels"][0] > 0
     assert both["labels"][1] == 0  # process 1 has no correction in the whole run
     reference, logs = alone[schedule]
@@ -95,6 +95,11 @@ def test_two_processes_train_the_same_as_one(alone, two_processes, folder, sched
     assert [set(entry) for entry in both["log"]] == [set(entry) for entry in logs]
     for one, two in zip(logs, both["log"], strict=True):
         assert two == pytest.approx(one, rel=1e-3, abs=1e-4)
+
+
+def test_processes_start_alike_whatever_they_drew(two_processes, folder):
+    assert (folder / "different_starts.pkl").is_file(), two_processes[1]
+    assert outcome(folder, "different_starts") is True
 
 
 def test_processes_stay_alike_where_a_part_of_the_network_is_not_trained(two_processes, folder):

@@ -1,5 +1,6 @@
 """Means: exact over pieces of different sizes."""
 
+import math
 import pickle
 
 import torch
@@ -16,6 +17,26 @@ def test_pieces_weigh_by_their_size():
     means.add("b", 4)
     means.add("c", [True, False])
     assert means.reduce() == {"a": 4.0, "b": 4.0, "c": 0.5}
+
+
+class _OnDevice(torch.Tensor):
+    """Says that it lies on a GPU until `.cpu()` is called."""
+
+    def cpu(self):
+        return self.as_subclass(torch.Tensor)
+
+    def detach(self):
+        return self
+
+    def double(self):
+        raise TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64")
+
+
+def test_no_float64_is_made_on_a_gpu_and_nothing_is_lost():
+    numbers = torch.full((3001,), 0.1) + torch.arange(3001) * 1e4
+    means = Means()
+    means.add("a", numbers.as_subclass(_OnDevice))
+    assert means.reduce()["a"] == math.fsum(numbers.tolist()) / 3001
 
 
 def test_nothing_counted_is_left_out():

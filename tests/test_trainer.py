@@ -218,8 +218,30 @@ def test_bf16_scores_rollout_and_update_alike_and_sums_in_float32(make_trainer):
     assert last["policy/ratio_start_max_dev"] < 0.05
 
 
+def test_under_one_shape_ratios_start_at_exactly_one_in_bf16(make_trainer):
+    """Each mini-batch's rows are others than those that were scored together before."""
+    trainer = make_trainer(
+        bf16=True,
+        one_batch_shape=True,
+        total_env_steps=64,
+        per_device_train_batch_size=2,
+        per_device_eval_batch_size=5,
+        gradient_accumulation_steps=4,
+        gradient_checkpointing=True,
+        kl_coef=0.1,
+    )
+    trainer.train()
+    assert [entry["policy/ratio_start_max_dev"] for entry in trainer.state.log_history] == [0.0] * 4
+    assert all(entry["policy/approx_kl"] > 0 for entry in trainer.state.log_history)
+
+
+def test_the_feature_caches_size_is_a_setting(make_trainer):
+    assert make_trainer().policy.encoder.cache_bytes == 2 * 2**30
+    assert make_trainer(feature_cache_gb=0.5).policy.encoder.cache_bytes == 2**29
+
+
 def test_a_start_ratio_that_is_off_is_reported(make_trainer, caplog):
-    trainer = make_trainer(total_env_steps=16)
+    trainer = make_trainer(total_env_steps=16, per_device_train_batch_size=2, gradient_accumulation_steps=4)
     score = trainer._score_rollout
 
     def shifted(*args):
@@ -230,7 +252,10 @@ def test_a_start_ratio_that_is_off_is_reported(make_trainer, caplog):
     trainer._score_rollout = shifted
     with caplog.at_level(logging.WARNING, logger="trl_gtr.update"):
         trainer.train()
-    assert any("ratio is off 1 by 0.18" in record.message for record in caplog.records)
+    warnings = [record.message for record in caplog.records if "ratio is off 1 by 0.18" in record.message]
+    assert len(warnings) == 1  # of all micro-batches together
+    assert "float32" not in warnings[0]
+    assert trainer.state.log_history[-1]["policy/ratio_start_max_dev"] == pytest.approx(1 - math.exp(-0.2), abs=1e-3)
 
 
 # --- terms that are off ----------------------------------------------------------------------------------------------

@@ -64,6 +64,7 @@ _FREE_FIELDS = (
     "logging_steps",
     "bf16",
     "model_init_kwargs",
+    "feature_cache_gb",
     "rollout_timeout",
     "correction_timeout",
     "ddp_timeout",
@@ -132,6 +133,9 @@ class GTRConfig(PPOConfig):
     num_envs: int = _field(16, "Environments stepped side by side, all processes together.")
     rollout_steps: int = _field(64, "Steps of each environment in one update. Paper: 1024 steps an update on cards.")
     max_completion_length: int = _field(256, "Most new tokens of a response. Paper: 256.")
+    feature_cache_gb: float = _field(
+        2.0, "Memory of each process, in GiB, for images that are processed already; what doesn't fit is done again."
+    )
 
     # --- the response -----------------------------------------------------------------------------------------
     repetition_penalty: float = _field(
@@ -169,6 +173,11 @@ class GTRConfig(PPOConfig):
     value_learning_rate: float | None = _field(3e-4, "Learning rate of the value head; None: `learning_rate`.")
     value_gradient_to_trunk: bool = _field(
         False, "Let the value loss train the model too, as in the paper. It can wreck a small model's policy."
+    )
+    one_batch_shape: bool = _field(
+        False,
+        "Score all of an update's batches with as many rows and tokens, those of the largest, so that ratios start at "
+        "exactly 1 in bfloat16 too. Costs padding, and scoring in batches of `per_device_train_batch_size`.",
     )
     value_warmup_updates: int = _field(0, "First updates in which PPO trains the value head only.")
 
@@ -308,6 +317,10 @@ class GTRConfig(PPOConfig):
         for name in ("rollout_timeout", "correction_timeout", "ddp_timeout"):
             value = getattr(self, name)
             _require(value is None or value > 0, f"`{name}` must be positive, got {value}.")
+        _require(
+            0 <= self.feature_cache_gb < math.inf,
+            f"`feature_cache_gb` must be a number of GiB, 0 for no cache, got {self.feature_cache_gb}.",
+        )
         _require(self.min_advantage_std > 0, "`min_advantage_std` must be positive.")
         _require(self.reward_scale is None or self.reward_scale > 0, "`reward_scale` must be positive, or None.")
         for name, allowed in {

@@ -18,7 +18,8 @@ class Means:
     def add(self, name: str, values: torch.Tensor | Iterable[float] | float, weight: float = 1.0) -> None:
         """Count each of `values`, once or by a `weight`."""
         if isinstance(values, torch.Tensor):
-            total, count = float(values.detach().double().sum()), values.numel()
+            # on the CPU, for Apple's GPUs know no float64
+            total, count = float(values.detach().cpu().double().sum()), values.numel()
         else:
             items = [float(value) for value in values] if isinstance(values, Iterable) else [float(values)]
             total, count = sum(items), len(items)

@@ -3,6 +3,7 @@ matter here."""
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from PIL import Image
 from torch import nn
-from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, GenerationMixin
 from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -210,6 +211,24 @@ def lora_target_modules(model: nn.Module) -> list[str]:
         for name, module in base.named_modules()
         if isinstance(module, nn.Linear) and module is not head and id(module) not in unseen
     ]
+
+
+def positions_follow_mask(model: Any) -> bool:
+    """Whether a token's position is its number among the tokens of its row, so that the attention mask tells it.
+
+    Not so for M-RoPE (Qwen-VL, GLM-V, …), where image tokens lie on a grid: such a family overrides the method by
+    which `generate` numbers tokens, or its config splits the rotation into sections. Positions that aren't rotary may
+    begin at another number than 0. All those are left to the model.
+    """
+    base = unwrap_adapter(model)
+    own_numbers = type(base)._prepare_position_ids_for_generation
+    rope = base.config.get_text_config().to_dict().get("rope_parameters")
+    return (
+        own_numbers is GenerationMixin._prepare_position_ids_for_generation
+        and "position_ids" in inspect.signature(base.forward).parameters
+        and bool(rope)
+        and "mrope_section" not in str(rope)
+    )
 
 
 def image_token_id(model: Any) -> int | None:

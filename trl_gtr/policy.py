@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,14 @@ from torch import nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from .action_logprobs import SpanFinder, penalize_repetition, token_logprobs, weighted_logprob
-from .models import check_processor, eos_token_ids, pad_token_id, suppressed_tokens, unwrap_adapter
+from .models import (
+    check_processor,
+    eos_token_ids,
+    pad_token_id,
+    positions_follow_mask,
+    suppressed_tokens,
+    unwrap_adapter,
+)
 from .prompt_encoding import PromptEncoder, pad_and_cat
 from .types import Generation
 
@@ -123,6 +130,14 @@ class ScoredBatch:
     """`(B,)`: mean over the response's tokens, without gradient; only if asked for."""
 
 
+class BatchShape(NamedTuple):
+    """What a batch is filled up to."""
+
+    rows: int
+    prompt_tokens: int
+    response_tokens: int
+
+
 class SampledDistribution(LogitsProcessor):
     """The same suppression and repetition penalty in `generate` as in `token_logprobs`.
 
@@ -180,6 +195,7 @@ class VLMPolicy:
         self.eos_token_ids = eos_token_ids(model, processor.tokenizer)
         self.pad_token_id = pad_token_id(model, processor.tokenizer, self.eos_token_ids)
         self.suppressed = suppressed_tokens(model, processor, self.eos_token_ids)
+        self.positions_follow_mask = positions_follow_mask(model)
         self.encoder = PromptEncoder(processor, self.pad_token_id, feature_cache_bytes)
 
     def encode_response(self, text: str) -> np.ndarray:
@@ -232,9 +248,20 @@ class VLMPolicy:
         thought_prob_coef: float,
         *,
         with_entropy: bool = False,
+        shape: BatchShape | None = None,
     ) -> ScoredBatch:
-        """Log-probs of responses under the distribution that `generate` samples from, and the states' values."""
-        inputs, ids, mask = self._with_responses(module, prompts, images, response_ids)
+        """Log-probs of responses under the distribution that `generate` samples from, and the states' values.
+
+        With a `shape` the batch is filled up to it. Kernels round by the shape of what they are given: under one shape
+        a sample's numbers are the same, bit by bit, whatever else is in its batch.
+        """
+        samples, longest = len(prompts), max(len(ids) for ids in response_ids)
+        if shape is not None:
+            prompts, images, response_ids, action_starts = (
+                [*items, *[items[-1]] * (shape.rows - samples)]
+                for items in (prompts, images, response_ids, action_starts)
+            )
+        inputs, ids, mask = self._with_responses(module, prompts, images, response_ids, shape)
         length = ids.shape[1]
         logits, value = module(inputs, length)
         logprobs, entropy = token_logprobs(
@@ -252,7 +279,15 @@ class VLMPolicy:
         total, thought, action = weighted_logprob(logprobs, mask, starts, thought_prob_coef)
         if entropy is not None:
             entropy = torch.where(mask, entropy, entropy.new_zeros(())).sum(1) / mask.sum(1)
-        return ScoredBatch(total, thought, action, value, logprobs, mask, entropy)
+        return ScoredBatch(
+            total[:samples],
+            thought[:samples],
+            action[:samples],
+            value[:samples],
+            logprobs[:samples, :longest],
+            mask[:samples, :longest],
+            None if entropy is None else entropy[:samples],
+        )
 
     def score_tokens(
         self,
@@ -272,24 +307,43 @@ class VLMPolicy:
 
     def values(self, module: nn.Module, prompts: Sequence[str], images: Sequence[np.ndarray]) -> torch.Tensor:
         """Values of states without a response, `(B,)`."""
-        return module(self._to_device(module, self.encoder.encode(prompts, images)), 0)[1]
+        return module(self._with_positions(self._to_device(module, self.encoder.encode(prompts, images))), 0)[1]
+
+    def largest_shape(
+        self, prompts: Sequence[str], images: Sequence[np.ndarray], responses: Sequence[np.ndarray], rows: int
+    ) -> BatchShape:
+        """The shape that any `rows` of these samples fit into."""
+        return BatchShape(rows, max(self.encoder.lengths(prompts, images)), max(len(ids) for ids in responses))
 
     def _with_responses(
-        self, module: nn.Module, prompts: Sequence[str], images: Sequence[np.ndarray], responses: Sequence[np.ndarray]
+        self,
+        module: nn.Module,
+        prompts: Sequence[str],
+        images: Sequence[np.ndarray],
+        responses: Sequence[np.ndarray],
+        shape: BatchShape | None = None,
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
         """`[padding | prompt | response | padding]`; and ids `(B, T)` and mask `(B, T)` of the responses."""
-        inputs = self._to_device(module, self.encoder.encode(prompts, images))
-        rows = [torch.as_tensor(np.asarray(response))[None] for response in responses]
+        inputs = self._to_device(module, self.encoder.encode(prompts, images, shape.prompt_tokens if shape else 0))
         device = inputs["input_ids"].device
-        ids = pad_and_cat(rows, self.pad_token_id).to(device)
-        mask = pad_and_cat([torch.ones_like(row) for row in rows]).to(device)
+        rows = [torch.as_tensor(np.asarray(response))[None] for response in responses]
+        longest = shape.response_tokens if shape else 0
+        ids = pad_and_cat(rows, self.pad_token_id, at_least=longest).to(device)
+        mask = pad_and_cat([torch.ones_like(row) for row in rows], at_least=longest).to(device)
         prompt_shape = inputs["input_ids"].shape
         for key, tensor in inputs.items():
-            # never position_ids: each family makes its own. Other keys (mm_token_type_ids) say 0 of generated text.
+            # other keys (mm_token_type_ids) say 0 of generated text
             if tensor.shape == prompt_shape:
                 more = {"input_ids": ids, "attention_mask": mask}.get(key, torch.zeros_like(ids))
                 inputs[key] = torch.cat([tensor, more.to(tensor.dtype)], dim=1)
-        return inputs, ids, mask.bool()
+        return self._with_positions(inputs), ids, mask.bool()
+
+    def _with_positions(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Number tokens as `generate` does. Left to itself the model would count a row's padding too: the same up to
+        rounding, but bfloat16 rounds the rotations so much that a log-prob depends on its batch."""
+        if self.positions_follow_mask:
+            inputs["position_ids"] = (inputs["attention_mask"].cumsum(1) - 1).clamp(0)
+        return inputs
 
     @staticmethod
     def _to_device(module: nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

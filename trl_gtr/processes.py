@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -64,6 +64,15 @@ class Processes:
                 ) from error
         return time.perf_counter() - start
 
+    def share_weights(self, module: nn.Module) -> None:
+        """Give every process the weights of the first, so that they start alike whatever made them."""
+        if self.count == 1 or self.deepspeed:
+            return
+        for bucket in _buckets(tensor.detach() for tensor in (*module.parameters(), *module.buffers())):
+            flat = torch.cat([tensor.flatten() for tensor in bucket])
+            dist.broadcast(flat, src=0)
+            _scatter(flat, bucket)
+
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Put the mean of all processes' gradients into each one's.
 
@@ -76,19 +85,24 @@ class Processes:
             flat = torch.cat([gradient.flatten() for gradient in bucket])
             dist.all_reduce(flat)
             flat /= self.count
-            for gradient, mean in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
-                gradient.copy_(mean.view_as(gradient))
+            _scatter(flat, bucket)
 
 
-def _buckets(gradients: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+def _scatter(flat: Tensor, bucket: Sequence[Tensor]) -> None:
+    """Write what was sent in one piece back into its tensors."""
+    for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
+        tensor.copy_(part.view_as(tensor))
+
+
+def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     """In order, each bucket of one dtype and not much larger than `_BUCKET`."""
     bucket: list[Tensor] = []
     size = 0
-    for gradient in gradients:
-        if bucket and (size >= _BUCKET or gradient.dtype != bucket[0].dtype):
+    for tensor in tensors:
+        if bucket and (size >= _BUCKET or tensor.dtype != bucket[0].dtype):
             yield bucket
             bucket, size = [], 0
-        bucket.append(gradient)
-        size += gradient.numel()
+        bucket.append(tensor)
+        size += tensor.numel()
     if bucket:
         yield bucket

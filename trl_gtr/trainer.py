@@ -143,6 +143,7 @@ class GTRTrainer(ResumableTrainer):
             temperature=args.temperature,
             repetition_penalty=args.repetition_penalty,
             max_completion_length=args.max_completion_length,
+            feature_cache_bytes=int(args.feature_cache_gb * 2**30),
         )
         super().__init__(
             args,
@@ -159,6 +160,7 @@ class GTRTrainer(ResumableTrainer):
         self._add_logs()
         self.reward_scale = args.reward_scale or float(getattr(task, "reward_scale", 1.0))
         self.processes = Processes(self.accelerator, args.ddp_timeout)
+        self.processes.share_weights(self.trained)
         self.buffer = CorrectionBuffer(args.correction_buffer_size, seed=args.seed + self.processes.rank)
         self.updater = Updater(
             args, self.accelerator, self.processes, self.network, self.optimizer, self.policy, self.buffer
@@ -285,6 +287,7 @@ class GTRTrainer(ResumableTrainer):
         """Old log-probs and values by the update's own scoring function, then advantages."""
         steps, args = rollout.transitions, self.args
         starts = [self.policy.spans.action_start(t.response_ids, t.response.action_span) for t in steps]
+        self.updater.choose_shape(steps)
         old, token_logprobs = self._score_all(self.network, steps, starts)
         advantages, returns = self._advantages(rollout, old.value)
         means.add("policy/entropy", old.entropy)
@@ -466,7 +469,8 @@ class GTRTrainer(ResumableTrainer):
 
     def _chunks(self, order: np.ndarray) -> list[list[int]]:
         """Batches to score. Under ZeRO-3 a forward pass is everybody's: who has fewer repeats the first at the end."""
-        size = self.args.per_device_eval_batch_size
+        args = self.args
+        size = args.per_device_train_batch_size if args.one_batch_shape else args.per_device_eval_batch_size
         chunks = [order[i : i + size].tolist() for i in range(0, len(order), size)]
         if self.processes.zero3:
             chunks += chunks[:1] * (max(self.processes.gather(len(chunks))) - len(chunks))

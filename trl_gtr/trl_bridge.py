@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,10 @@ class PPOBridge(PPOBase):
         plugin = getattr(self.accelerator.state, "deepspeed_plugin", None)
         if plugin is not None:  # it clips by itself; nobody else tells it how much
             plugin.deepspeed_config["gradient_clipping"] = self.args.max_grad_norm
+        else:
+            # Without DDP's wrapper: gradients are averaged by `Processes`, and its buckets, as large as all gradients,
+            # would lie there unused. What `prepare` does for evaluation is the rest: device and mixed precision.
+            self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
         given = self.lr_scheduler
         if given is not None:
             _check_scheduler(given, self.optimizer)
@@ -100,7 +105,7 @@ class PPOBridge(PPOBase):
 
     @property
     def trained(self) -> TrainedModule:
-        """Our module, out of whatever DDP or DeepSpeed wrapped around it."""
+        """Our module, out of what DeepSpeed wrapped around it."""
         return self.accelerator.unwrap_model(self.model if self._whole_model is None else self._whole_model)
 
     @contextmanager
@@ -118,7 +123,7 @@ class PPOBridge(PPOBase):
 
     @property
     def network(self) -> Any:
-        """What is called to learn: DeepSpeed's engine, or our module without DDP around it (see `Processes`)."""
+        """What is called to learn: DeepSpeed's engine, or our module (see `Processes`)."""
         return self.model if self.is_deepspeed_enabled else self.trained
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from . import ppo
 from .config import GTRConfig
 from .metrics import Means
-from .policy import ScoredBatch, VLMPolicy
+from .policy import BatchShape, ScoredBatch, VLMPolicy
 from .processes import Processes
 from .thought_cloning import CorrectionBuffer, cloning_loss
 from .types import Transition
@@ -98,6 +98,8 @@ class Updater:
         self._moments: dict[Any, Any] = defaultdict(dict)
         self.skipped_in_a_row = 0
         self._bad_loss = False
+        self.shape: BatchShape | None = None
+        """What every scored batch of this update is filled up to, where `one_batch_shape` asks for it."""
         self.not_finite: str | None = None
         """What this process last saw that was NaN or infinite."""
 
@@ -105,6 +107,7 @@ class Updater:
         """The `number`-th update of the run; what happened is counted in `means`."""
         args, joint = self.args, self.args.update_schedule == "joint"
         self.skipped = 0
+        self._start_deviations: list[float] = []
         self.all_labels = int(self.processes.sum(len(self.buffer)))
         self.clones = experience.cloning_coef > 0 and self.all_labels > 0
         self.trains_policy = args.ppo_coef > 0 and number >= args.value_warmup_updates
@@ -132,6 +135,12 @@ class Updater:
         """Too many steps in a row were skipped; the same on all processes."""
         return self.skipped_in_a_row >= self.args.max_skipped_steps
 
+    def choose_shape(self, steps: Sequence[Transition]) -> None:
+        """Before anything of a rollout is scored: one shape for all of its batches, if that is asked for."""
+        if self.args.one_batch_shape:
+            samples = [t.prompt for t in steps], [t.image for t in steps], [t.response_ids for t in steps]
+            self.shape = self.policy.largest_shape(*samples, rows=self.args.per_device_train_batch_size)
+
     def score(
         self,
         steps: Sequence[Transition],
@@ -148,6 +157,7 @@ class Updater:
             starts,
             self.args.thought_prob_coef,
             with_entropy=with_entropy,
+            shape=self.shape,
         )
 
     def _epoch(self, experience: Experience, seed: Sequence[int], means: Means, first: bool) -> bool:
@@ -163,6 +173,8 @@ class Updater:
                 if self.clones and args.update_schedule == "joint":
                     loss = loss + self._cloning_term(experience, means, rounds)
                 self._backward(loss, means, rounds, last=i == rounds - 1)
+            if first:
+                self._check_start(means)
             first = False
             if self.gave_up:
                 return False
@@ -268,18 +280,26 @@ class Updater:
             means.add(f"policy/approx_kl_{part}", part_stats.approx_kl)
             means.add(f"policy/ratio_{part}", part_stats.ratio)
         if first:
-            deviation = float((stats.ratio - 1).abs().max())
-            means.maximum("policy/ratio_start_max_dev", deviation)
-            low_precision = self.accelerator.mixed_precision != "no"
-            tolerance = self.args.cliprange / 2 if low_precision else RATIO_TOLERANCE
-            if deviation > tolerance:
-                logger.warning(
-                    "Before the first step of this update a ratio is off 1 by %.3g (more than %.3g): the scored "
-                    "distribution isn't the old one. %s",
-                    deviation,
-                    tolerance,
-                    "Train in float32 (bf16=False)." if low_precision else "Is something random left in the model?",
-                )
+            self._start_deviations.append(float((stats.ratio - 1).abs().max()))
+
+    def _check_start(self, means: Means) -> None:
+        """Behind the first mini-batch's passes: old and new policy are the same there, so that ratios should be 1."""
+        everybody = [deviation for each in self.processes.gather(self._start_deviations) for deviation in each]
+        if not everybody:
+            return
+        deviation, low_precision = max(everybody), self.accelerator.mixed_precision != "no"
+        means.maximum("policy/ratio_start_max_dev", deviation)
+        tolerance = self.args.cliprange / 2 if low_precision else RATIO_TOLERANCE
+        if deviation > tolerance and self.processes.rank == 0:
+            logger.warning(
+                "Before the first step of this update a ratio is off 1 by %.3g (more than %.3g): a sample's log-prob "
+                "depends on the batch that it is scored in, or something random is left in the model.%s",
+                deviation,
+                tolerance,
+                " Set one_batch_shape=True: if the warning goes, it was low precision's rounding."
+                if low_precision and not self.args.one_batch_shape
+                else "",
+            )
 
     def _cloning_term(self, experience: Experience, means: Means, rounds: int) -> Tensor:
         """Cross-entropy on a uniform draw from every label so far, as one of a mini-batch's `rounds` parts.
