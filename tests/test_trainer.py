@@ -130,7 +130,7 @@ def test_evaluation_does_not_change_what_is_learned(make_trainer):
 def test_a_mini_batch_in_pieces_gives_the_same_step(make_trainer, schedule):
     """8 × 1 accumulates to the gradient of 1 × 8."""
     after = []
-    for size, accumulation in ((8, 1), (1, 8)):
+    for sizes in ({"per_device_train_batch_size": 8}, {"per_device_train_batch_size": 1, "mini_batch_size": 8}):
         model = build_toy_model()[0]
         processor = build_toy_model()[1]
         teach_format(model, processor, steps=10)
@@ -140,8 +140,7 @@ def test_a_mini_batch_in_pieces_gives_the_same_step(make_trainer, schedule):
                 "processing_class": processor,
                 "optimizers": (torch.optim.SGD(model.parameters(), lr=0.1), None),
             },
-            per_device_train_batch_size=size,
-            gradient_accumulation_steps=accumulation,
+            **sizes,
             num_envs=8,
             rollout_steps=1,
             total_env_steps=8,
@@ -153,6 +152,7 @@ def test_a_mini_batch_in_pieces_gives_the_same_step(make_trainer, schedule):
         )
         # A buffer of one lesson: what is drawn does not depend on the size of the draws.
         trainer.buffer.sample = lambda n, sample=trainer.buffer.sample: sample(1) * n
+        assert trainer.args.mini_batch_size == 8  # PPOTrainer's constructor writes it too
         trainer.train()
         after.append(parameters(trainer.trained.policy))
     difference = max(float((after[0][name] - after[1][name]).abs().max()) for name in after[0])
