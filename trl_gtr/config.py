@@ -141,7 +141,7 @@ class GTRConfig(PPOConfig):
     invalid_action: Literal["random", "penalty"] = _field(
         "random",
         "What a response without a legal action does: 'random' executes a random legal one, 'penalty' skips the "
-        "environment's step and pays -1.",
+        "environment's step and pays -1; a skipped step counts towards the game's own limit of steps.",
     )
     format_reward: float = _field(
         5.0, "Bonus of a valid response, in units of reward, added to its own step's advantage after GAE. Paper: 5."

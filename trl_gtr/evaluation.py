@@ -19,7 +19,7 @@ import numpy as np
 
 from .agents import Agent
 from .environments.workers import WorkerEnv, WorkerLost, WorkerRefused
-from .rollouts import INVALID_ACTION_PENALTY, in_processes
+from .rollouts import SkippableStep, in_processes, make_env, step_limit
 from .tasks.base import Task
 from .types import Response, Transition
 
@@ -156,11 +156,12 @@ def evaluate_agent(
     waiting = list(reversed(numbers))
     playing: list[_Episode] = []
     results: list[EpisodeResult] = []
-    with _Envs(task, min(num_envs, len(numbers))) as envs:
+    penalize = invalid_action == "penalty"
+    with _Envs(task, min(num_envs, len(numbers)), penalize) as envs:
         while (waiting or playing) and not stopped():
             begun: list[_Episode] = []
             while waiting and len(playing) + len(begun) < num_envs:
-                begun.append(_Episode(task, envs.take(), waiting.pop(), seed, invalid_action))
+                begun.append(_Episode(task, envs.take(), waiting.pop(), seed, penalize))
             envs.for_each(_Episode.begin, begun)
             playing += begun
             prompts = [task.prompt(episode.observation, episode.info) for episode in playing]
@@ -176,8 +177,8 @@ def evaluate_agent(
 class _Envs:
     """Environments for episodes: a fresh one for each, or worker processes that play one after the other."""
 
-    def __init__(self, task: Task, count: int) -> None:
-        self.make = partial(task.make_env, evaluation=True)
+    def __init__(self, task: Task, count: int, penalize: bool) -> None:
+        self.make = partial(make_env, task, penalize, evaluation=True)
         self.workers = [WorkerEnv(self.make) for _ in range(count)] if in_processes(task) else []
         self.free = list(self.workers)
         self.threads = ThreadPoolExecutor(max(count, 1))  # each waits for one worker; without workers none is started
@@ -211,9 +212,8 @@ class _Envs:
 class _Episode:
     """One environment from its reset to its end."""
 
-    def __init__(self, task: Task, env: gym.Env, index: int, seed: int, invalid_action: str) -> None:
-        self.task, self.env, self.index, self.seed = task, env, index, seed
-        self.penalize = invalid_action == "penalty"
+    def __init__(self, task: Task, env: gym.Env, index: int, seed: int, penalize: bool) -> None:
+        self.task, self.env, self.index, self.seed, self.penalize = task, env, index, seed, penalize
         self.losses = 0
 
     def begin(self) -> None:
@@ -225,7 +225,7 @@ class _Episode:
             except WorkerLost as loss:
                 self._count_loss(loss)
         self.rng = np.random.default_rng([self.seed, self.index, 3])
-        self.limit = self.env.spec.max_episode_steps if self.env.spec and self.env.spec.max_episode_steps else 300
+        self.limit = step_limit(self.env)
         self.solvable = self.task.solvable(self.info)
         self.transitions: list[Transition] = []
         self.true_steps = 0
@@ -251,14 +251,10 @@ class _Episode:
         legal = action is not None
         judged = self.task.judge(response, info)
         self.true_steps += response.valid and bool(judged) and all(judged.values())
-        if action is None and not self.penalize:
-            action = self._random_action(response)
         if action is None:
-            reward: Any = INVALID_ACTION_PENALTY
-            terminated, truncated = False, False
-        else:
-            self.observation, reward, terminated, truncated, self.info = self.env.step(action)
-        truncated = truncated or len(self.transitions) + 1 >= self.limit
+            action = SkippableStep.skip(self.env.action_space) if self.penalize else self._random_action(response)
+        self.observation, reward, terminated, truncated, self.info = self.env.step(action)
+        truncated = truncated or (len(self.transitions) + 1 >= self.limit and not terminated)
         self.ended = bool(terminated or truncated)
         self.transitions.append(
             Transition(
