@@ -152,7 +152,7 @@ def test_without_a_mini_batch_the_accumulation_steps_count_as_given():
         (1, {"per_device_train_batch_size": 24}, "is no multiple of per_device_train_batch_size.*No mini-batch fits"),
         (4, {"per_device_train_batch_size": 64}, r"= 64 × 4 = 256\. A `mini_batch_size` of 256, 512, 1024 would fit"),
         (1, {"mini_batch_size": 96}, r"no multiple of the mini-batch.*of 16, 32, 64, 128 would fit"),
-        (1, {"gradient_accumulation_steps": 1}, "takes 16 accumulation steps of 8 .*`gradient_accumulation_steps` = 1"),
+        (1, {"gradient_accumulation_steps": 1}, "takes 16 accumulation steps of 8 .*_accumulation_steps` = 1"),
         (1, {"gradient_accumulation_steps": 32}, "`gradient_accumulation_steps` = 32 was given. Leave it out"),
         (64, {}, "`num_envs` = 64 with `rollout_steps` = 16 collects as many steps"),
         (1, {"mini_batch_size": 0}, "`mini_batch_size` must be at least 1"),

@@ -331,7 +331,8 @@ class GTRConfig(PPOConfig):
         _require(
             mini_batch % batch == 0,
             f"`mini_batch_size` = {mini_batch} is no multiple of per_device_train_batch_size × processes = "
-            f"{self.per_device_train_batch_size} × {processes} = {batch}. {_sizes_that_fit(rollout, batch, mini_batch)}",
+            f"{self.per_device_train_batch_size} × {processes} = {batch}. "
+            + _sizes_that_fit(rollout, batch, mini_batch),
         )
         _require(
             rollout % mini_batch == 0,
@@ -342,8 +343,8 @@ class GTRConfig(PPOConfig):
         _require(
             given in (None, self.gradient_accumulation_steps),
             f"`mini_batch_size` = {mini_batch} takes {self.gradient_accumulation_steps} accumulation steps of "
-            f"{self.per_device_train_batch_size} on each of {processes} processes, but `gradient_accumulation_steps` = "
-            f"{given} was given. Leave it out: it follows from the mini-batch.",
+            f"{self.per_device_train_batch_size} on each of {processes} processes, but `gradient_accumulation_steps` "
+            f"= {given} was given. Leave it out: it follows from the mini-batch.",
         )
         if mini_batch == rollout:
             logger.warning(

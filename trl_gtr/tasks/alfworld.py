@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
@@ -15,9 +16,10 @@ from .. import environments  # noqa: F401  registers the games
 from ..environments.alfworld.commands import project
 from ..thought_format import ThoughtFormat
 from ..types import Response, Transition
+from .action_text import from_thoughts
 from .alfworld_prompt import DRAWN_HAND, FIELDS, PROMPT, RUBRIC, list_commands, write_thought
-from .alfworld_words import objects_right, read_subgoal, subgoal_right
-from .base import Tool
+from .alfworld_words import objects_right, read_command, read_subgoal, subgoal_right
+from .base import Tool, contradicts
 
 ENV_ID = "trl_gtr/ALFWorld-v0"
 SAME_ACTIONS = 5
@@ -92,7 +94,11 @@ class ALFWorldTask:
         self.env_kwargs = dict(env_kwargs or {})
         self.split, self.evaluation_split, self.cut = split, evaluation_split, cut
         self.history, self.hide, self.max_command_characters = history, tuple(hide), max_command_characters
-        self.format = ThoughtFormat(FIELDS if thoughts else (), action_help="one of the possible actions, exactly")
+        self.format = ThoughtFormat(
+            FIELDS if thoughts else (),
+            action_help="one of the possible actions, exactly",
+            conclusion=partial(from_thoughts, read_command),
+        )
         self._hand = "" if self.env_kwargs.get("backend") == "thor" else DRAWN_HAND
 
     def make_env(self, *, evaluation: bool = False) -> gym.Env:
@@ -154,7 +160,8 @@ class ALFWorldTask:
         if not plan or plan[0] not in info["admissible_commands"]:
             return None
         thoughts = write_thought(info, plan[0])
-        if hint is not None and all(self.judge(hint, info).values()):
+        true = hint is not None and all(self.judge(hint, info).values())
+        if hint is not None and true and not contradicts(self, hint.fields, plan[0], info):
             thoughts = hint.fields["thoughts"]
         return self.format.parse(self.format.render({"thoughts": thoughts} if self.format.fields else {}, plan[0]))
 
