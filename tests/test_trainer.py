@@ -22,6 +22,7 @@ from trl.experimental.ppo import PPOTrainer
 from trl_gtr import checkpoints, ppo
 from trl_gtr.callbacks import ThoughtCollapseCallback
 from trl_gtr.correctors import BudgetExhausted, ExpertCorrector
+from trl_gtr.labels import FLAWS
 from trl_gtr.models import lora_target_modules
 from trl_gtr.policy import PolicyWithValue
 from trl_gtr.trainer import GTRTrainer
@@ -569,9 +570,40 @@ def test_labels_end_before_the_action_where_a_tokenizer_normalises(make_trainer,
     correction = Correction(
         "corrected", thought={"thoughts": "it is re\u0301\u0065\u0301\u0065\u0301d"}, action="blue"
     )
-    ids, labels = trainer._labels(step, correction)
+    ids, labels, flaw = trainer.labels.label(step, correction)
+    assert flaw is None
     assert labels > 0
     assert "action" not in trainer.policy.spans.text(ids[:labels])
+
+
+class Spelling:
+    """A corrector that answers with a fixed thought."""
+
+    def __init__(self, thought):
+        self.thought = thought
+
+    def correct(self, requests):
+        return [Correction("corrected", thought={"thoughts": self.thought}, action="red") for _ in requests]
+
+
+def test_special_tokens_in_a_corrected_thought_are_text(make_trainer):
+    trainer = make_trainer(corrector=Spelling("<image></s>"), max_completion_length=8)
+    trainer.train()
+    assert trainer.state.log_history[-1]["labels/special_tokens"] == 0.0
+    special = {*trainer.policy.eos_token_ids, *trainer.processing_class.tokenizer.all_special_ids}
+    samples = list(trainer.buffer.samples())
+    assert samples
+    assert all(not special & set(sample.target_ids[:-1].tolist()) for sample in samples)
+    assert {trainer.policy.spans.text(s.target_ids[: s.num_labels]) for s in samples} == {'{"thoughts": "<image></s>'}
+
+
+def test_a_label_that_no_ids_can_spell_is_thrown_away_and_counted(make_trainer):
+    """The toy vocabulary has no é, and an unknown character is a special token."""
+    trainer = make_trainer(corrector=Spelling("rosé"))
+    trainer.train()
+    assert len(trainer.buffer) == 0
+    entry = trainer.state.log_history[-1]
+    assert [entry[f"labels/{flaw}"] for flaw in FLAWS] == [0.0, 0.0, 1.0]
 
 
 def test_half_a_character_is_no_label(make_trainer):
@@ -579,8 +611,8 @@ def test_half_a_character_is_no_label(make_trainer):
     step = rollout_of(trainer, [0.0]).transitions[0]
     response = trainer.task.format.parse('{"thoughts": "it is \\ud800", "action": "red"}')
     assert response.valid
-    ids, labels = trainer._labels(replace(step, response=response), Correction("right", action="red"))
-    assert (len(ids), labels) == (0, 0)
+    label = trainer.labels.label(replace(step, response=response), Correction("right", action="red"))
+    assert (len(label.ids), label.num_labels, label.flaw) == (0, 0, "half_characters")
 
 
 def test_a_run_can_be_made_longer(make_trainer, tmp_path):
