@@ -112,4 +112,6 @@ def contradicts(task: Task, thought: Mapping[str, Any], action: str | None, info
     if concluded is None or action is None:
         return False
     meant, done = (task.to_env_action(Response("", thought, text), info) for text in (concluded, action))
+    if meant is None or done is None:  # one of them is not legal
+        return meant is not done
     return not np.array_equal(meant, done)
