@@ -99,9 +99,7 @@ def main() -> None:
         if options.compare is None or not (options.compare / name / "log.json").is_file():
             continue
         theirs = json.loads((options.compare / name / "log.json").read_text())
-        resumed = train(
-            options.output / f"{name}_resumed", **settings, resume=options.compare / name / "checkpoint-2"
-        )
+        resumed = train(options.output / f"{name}_resumed", **settings, resume=options.compare / name / "checkpoint-2")
         found += differences(name, log, theirs, options.tolerance)
         found += differences(f"{name}, resumed", resumed, theirs, options.tolerance)
         if PartialState().is_main_process:

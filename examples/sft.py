@@ -73,7 +73,7 @@ def make_trainer(data: DataArguments, args: SFTConfig, model_args: ModelConfig) 
     return SFTTrainer(
         model,
         args,
-        train_dataset=prompt_and_completion(dataset),
+        train_dataset=prompt_and_completion(dataset, processor),
         processing_class=processor,
         peft_config=peft_config,
     )

@@ -25,6 +25,7 @@ from trl_gtr.rollouts import RolloutCollector, unpack_infos
 from trl_gtr.tasks import Task, make_task
 from trl_gtr.tasks.alfworld import ActionLimit, ALFWorldTask, RepetitionEnds
 from trl_gtr.tasks.alfworld_prompt import fold, list_commands, unfold
+from trl_gtr.tasks.base import contradicts
 from trl_gtr.types import Generation, Response, Transition
 
 COMMANDS = [
@@ -208,6 +209,49 @@ COMMAND = st.one_of(
 @given(st.lists(COMMAND, min_size=1, max_size=40, unique=True))
 def test_folding_can_be_undone(commands: list[str]) -> None:
     assert unfold(fold(commands)) == sorted(commands)
+
+
+# -- which command a thought concludes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("thoughts", "command"),
+    [
+        (RIGHT, "take mug 1 from countertop 1"),
+        ("I need to find a mug, so the next action is to go to cabinet 10.", "go to cabinet 10"),
+        ("I must heat the mug, so I go to Microwave 1, then heat mug 1 with microwave 1.", "go to microwave 1"),
+        ("So I go to cabinet 1. If it isn't there, I go to cabinet 2.", "go to cabinet 1"),
+        ("I came here to go to drawer 1. Now I have to take the mug, so I open the fridge 1.", "open fridge 1"),
+        ("I put mug 1 in/on desk 1.", "move mug 1 to desk 1"),
+        ("I have to use the desk lamp, so I use desk lamp 1.", "use desklamp 1"),
+        ("My sub-goal is to take the mug.", None),
+        ("I am at cabinet 1 and see mug 1.", None),
+        ("", None),
+    ],
+)
+def test_the_command_that_a_thought_concludes(task: ALFWorldTask, thoughts: str, command: str | None) -> None:
+    assert task.format.conclusion({"thoughts": thoughts}) == command
+
+
+def test_words_that_conclude_another_command_are_not_kept(task: ALFWorldTask) -> None:
+    """Things and sub-goal are right, and still the thought leads elsewhere: to a legal command or to none at all."""
+    for elsewhere in ("go to cabinet 1", "open microwave 1"):
+        thoughts = RIGHT.replace("I take mug 1 from countertop 1", f"I {elsewhere}")
+        response = respond(task, "take mug 1 from countertop 1", thoughts)
+        assert all(task.judge(response, INFO).values())
+        assert contradicts(task, response.fields, "take mug 1 from countertop 1", INFO)
+        expert = task.expert(INFO, hint=response)
+        assert expert is not None
+        assert task.format.conclusion(expert.fields) == "take mug 1 from countertop 1"
+    expert = task.expert(INFO, hint=respond(task, "look", RIGHT))
+    assert expert is not None
+    assert expert.fields["thoughts"] == RIGHT
+
+
+def test_both_dialects_conclude_the_same(task: ALFWorldTask) -> None:
+    info = {**INFO, "admissible_commands": ["move mug 1 to desk 1", "move mug 1 to desk 2"]}
+    assert not contradicts(task, {"thoughts": "So I put mug 1 in/on desk 1."}, "move mug 1 to desk 1", info)
+    assert contradicts(task, {"thoughts": "So I put mug 1 in/on desk 1."}, "move mug 1 to desk 2", info)
 
 
 # -- judge -----------------------------------------------------------------------------------------------------------

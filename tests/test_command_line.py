@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from toy import ColourTask
 from transformers import LlamaConfig, LlamaForCausalLM
 from trl import ModelConfig
@@ -194,6 +198,59 @@ def test_every_configuration_is_understood(config: Path, monkeypatch: pytest.Mon
         _, args, _, _ = launch.parse(config, cpu)
         assert args.num_updates >= 1
     assert args.output_dir.startswith("runs/")
+
+
+# --- the paper's mini-batch, however many processes there are -------------------------------------------------------
+
+CPU = ["--use_cpu", "--bf16", "false"]
+
+
+def launched(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Makes a configuration believe that so many processes were launched."""
+    monkeypatch.setattr("trl_gtr.config.PartialState", lambda **_: SimpleNamespace(num_processes=count))
+
+
+def mini_batch(args: Any, processes: int) -> int:
+    return args.per_device_train_batch_size * args.gradient_accumulation_steps * processes
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4, 8])
+@pytest.mark.parametrize("config", sorted(CONFIGS.glob("[!s]*.yaml")), ids=lambda path: path.stem)
+def test_every_configuration_runs_on_several_processes(
+    config: Path, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched(monkeypatch, processes)
+    argv = [*CPU, "--per_device_train_batch_size", "4"] if "llava" not in config.stem else CPU
+    args = launch.parse(config, argv)[1]
+    if "llava" in config.stem:
+        assert mini_batch(args, processes) == 128
+    assert args.num_envs * args.rollout_steps % mini_batch(args, processes) == 0
+
+
+@pytest.mark.parametrize("processes", [1, 2, 4, 8])
+@pytest.mark.parametrize("task", ["number_line", "blackjack"])
+def test_shorter_rollouts_keep_the_mini_batch(task: str, processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched(monkeypatch, processes)
+    argv = [*CPU, "--task", task, "--rollout_steps", "32"]
+    assert mini_batch(launch.parse(CONFIGS / "gym_cards_llava.yaml", argv)[1], processes) == 128
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("accelerate_configs/*.yaml")), ids=lambda path: path.stem)
+def test_the_command_that_a_launcher_file_prints_has_the_papers_mini_batch(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = file.read_text()
+    printed = " ".join(re.findall(r"^#  +(.*?)\\?$", text, re.MULTILINE))
+    command = shlex.split(printed[printed.index("accelerate launch") :])
+    processes = int(yaml.safe_load(text)["num_processes"])
+    if "--num_processes" in command:
+        processes = int(command[command.index("--num_processes") + 1])
+    launched(monkeypatch, processes)
+    if "--config" not in command:
+        return  # the embedded model
+    place = command.index("--config")
+    args = launch.parse(EXAMPLES.parent / command[place + 1], [*CPU, *command[place + 2 :]])[1]
+    assert mini_batch(args, processes) == 128
 
 
 @pytest.mark.parametrize("name", ["points24", "evaluate", "sft", "convert_llava", "audit_corrector"])

@@ -1,6 +1,7 @@
 """GTRConfig: defaults of the paper, refused fields, contradictions."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 from transformers import HfArgumentParser
@@ -121,3 +122,64 @@ def test_a_resumed_run_may_be_longer_and_log_otherwise_but_not_learn_otherwise()
     assert changed.resume_settings() == settings
     assert make(learning_rate=0.1).resume_settings() != settings
     assert make(seed=1).resume_settings() != settings
+
+
+# --- the mini-batch --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def processes(monkeypatch):
+    """Makes a configuration believe that so many processes were launched."""
+
+    def launch(count):
+        monkeypatch.setattr("trl_gtr.config.PartialState", lambda **_: SimpleNamespace(num_processes=count))
+
+    return launch
+
+
+@pytest.mark.parametrize(("count", "accumulation"), [(1, 64), (2, 32), (4, 16), (8, 8), (64, 1)])
+def test_a_mini_batch_is_the_same_on_any_number_of_processes(processes, count, accumulation):
+    processes(count)
+    args = make(num_envs=64, rollout_steps=16, per_device_train_batch_size=2, mini_batch_size=128)
+    assert args.gradient_accumulation_steps == accumulation
+
+
+def test_without_a_mini_batch_the_accumulation_steps_count_as_given():
+    assert make().gradient_accumulation_steps == 1
+    assert make(gradient_accumulation_steps=4).gradient_accumulation_steps == 4
+    # Both may be given where they agree, as when a finished configuration is copied.
+    both = make(per_device_train_batch_size=2, mini_batch_size=128, gradient_accumulation_steps=64)
+    assert both.gradient_accumulation_steps == 64
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes", "message"),
+    [
+        # 16 × 64 = 1024 steps in batches of 24: no number of them divides the rollout.
+        (1, {"per_device_train_batch_size": 24}, "is no multiple of per_device_train_batch_size.*No mini-batch fits"),
+        (4, {"per_device_train_batch_size": 64}, r"= 64 × 4 = 256\. A `mini_batch_size` of 256, 512, 1024 would fit"),
+        (1, {"mini_batch_size": 96}, r"no multiple of the mini-batch.*of 16, 32, 64, 128 would fit"),
+        (1, {"gradient_accumulation_steps": 1}, "takes 16 accumulation steps of 8 .*_accumulation_steps` = 1"),
+        (1, {"gradient_accumulation_steps": 32}, "`gradient_accumulation_steps` = 32 was given. Leave it out"),
+        (64, {}, "`num_envs` = 64 with `rollout_steps` = 16 collects as many steps"),
+        (1, {"mini_batch_size": 0}, "`mini_batch_size` must be at least 1"),
+        (1, {"gradient_accumulation_steps": 0}, "`gradient_accumulation_steps` must be at least 1"),
+        (1, {"per_device_train_batch_size": 0}, "`per_device_train_batch_size` must be at least 1"),
+    ],
+)
+def test_a_mini_batch_that_does_not_divide_names_sizes_that_would(processes, count, sizes, message):
+    processes(count)
+    with pytest.raises(ValueError, match=message):
+        make(**{"num_envs": 16, "rollout_steps": 64, "mini_batch_size": 128, **sizes})
+
+
+@pytest.mark.parametrize(("size", "warns"), [(1024, True), (512, False)])
+def test_a_mini_batch_of_the_whole_rollout_warns(caplog, size, warns):
+    make(num_envs=16, rollout_steps=64, mini_batch_size=size)
+    assert ("each PPO epoch makes a single optimizer step" in caplog.text) == warns
+
+
+def test_a_resumed_run_keeps_its_mini_batch():
+    settings = make(mini_batch_size=128).resume_settings()
+    assert make(gradient_accumulation_steps=16).resume_settings() == settings
+    assert make(mini_batch_size=64).resume_settings() != settings

@@ -88,14 +88,30 @@ def test_expert_keeps_thoughts_apart() -> None:
     assert len({answer.thought["thoughts"] for answer in answers if answer.thought}) == 8
 
 
-def test_expert_names_the_sound_action_beside_a_right_reading() -> None:
-    """Blackjack's judge looks at the reading; standing on 11 is still not what the right thought calls for."""
+def blackjack_request(thoughts: str, action: str) -> Any:
+    """11 against a 6: hit."""
     task = make_task("blackjack")
     info = {"Dealer Card": [[6, "6", "H"], [10, "K", "S"]], "Player Card": [[5, "5", "H"], [6, "6", "S"]]}
-    text = task.format.render({"thoughts": "My total is 11 and the dealer shows 6, so I stand."}, "stand")
-    request = replace(number_line_request(), task=task, info=info, response=task.format.parse(text), public_state={})
+    response = task.format.respond({"thoughts": thoughts}, action)
+    return replace(
+        number_line_request(), task=task, info=info, response=response, public_state=task.public_state(info)
+    )
+
+
+def test_expert_names_the_sound_action_beside_a_right_reading() -> None:
+    """Blackjack's judge looks at the reading; standing on 11 is still not what the right thought calls for."""
+    request = blackjack_request("My total is 11 and the dealer shows 6.", "stand")
     answer = ExpertCorrector().correct([request])[0]
     assert (answer.verdict, answer.action) == ("right", "hit")
+
+
+@pytest.mark.parametrize("action", ["stand", "hit"])
+def test_expert_corrects_a_right_reading_that_concludes_the_wrong_action(action: str) -> None:
+    request = blackjack_request("My total is 11 and the dealer shows 6, so I stand.", action)
+    answer = ExpertCorrector().correct([request])[0]
+    assert (answer.verdict, answer.action) == ("corrected", "hit")
+    assert answer.thought is not None
+    assert request.task.format.conclusion(answer.thought) == "hit"
 
 
 def test_expert_says_what_is_missing() -> None:
@@ -197,16 +213,21 @@ def test_a_draft_is_no_answer() -> None:
         parse_answer(f"<think>{final}", request)
 
 
-def blackjack(thoughts: str, action: str | None, evaluation: str = "NO") -> Correction:
-    """An answer about an agent that stands on 11 against a 6."""
-    task = make_task("blackjack")
-    info = {"Dealer Card": [[6, "6", "H"], [10, "K", "S"]], "Player Card": [[5, "5", "H"], [6, "6", "S"]]}
-    response = task.format.respond({"thoughts": "My total is 11 and the dealer shows 6, so I stand."}, "stand")
-    state = task.public_state(info)
-    request = replace(number_line_request(), task=task, info=info, response=response, public_state=state)
+def blackjack(thoughts: str, action: str | None, evaluation: str = "NO", done: str = "stand") -> Correction:
+    """An answer about an agent that wants to stand on 11 against a 6."""
+    request = blackjack_request("My total is 11 and the dealer shows 6, so I stand.", done)
     correction = {"thoughts": thoughts} if evaluation == "NO" else None
     answer = {"totals": "", "choice": "", "evaluation": evaluation, "correction": correction, "right_action": action}
     return parse_answer(json.dumps(answer), request)
+
+
+def test_an_answer_whose_thought_concludes_another_action_is_unusable() -> None:
+    with pytest.raises(AnswerProblem, match="the thought concludes 'hit', but the action is 'stand'"):
+        blackjack("My total is 20 and the dealer shows 6, so I hit.", "stand")
+    with pytest.raises(AnswerProblem, match="the thought concludes 'stand', but the action is 'hit'"):
+        blackjack("", None, "YES", done="hit")
+    # Without an action of the corrector's own there is nothing to contradict.
+    assert blackjack("My total is 20 and the dealer shows 6, so I hit.", None).verdict == "corrected"
 
 
 @pytest.mark.parametrize(

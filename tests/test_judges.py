@@ -301,6 +301,72 @@ def test_read_blackjack(text, total, dealer):
     assert (read_total(text), read_dealer(text)) == (total, dealer)
 
 
+# -- which action a thought concludes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "choice"),
+    [
+        ("My total is 20 and the dealer shows 10, so I hit.", "hit"),
+        ("The dealer shows 6. I have a total of 12, so it is best to stand.", "stand"),
+        ("With a total of 15 against the dealer's 10 I hit.", "hit"),
+        ("I should not hit, so I stand.", "stand"),
+        ("I stand, because a hit would be too much.", "stand"),
+        ("I stand: if I hit I go over 21.", "stand"),
+        ("If I hit I may go over, therefore I will stay.", "stand"),
+        ("The dealer must hit up to 17, so I stand. Then the dealer will hit.", "stand"),
+        ("I stand rather than hit.", "stand"),
+        ("I won't stand, I draw another card.", "hit"),
+        ("Hitting is best.", "hit"),
+        ("Hitting would be too risky; standing is right.", "stand"),
+        ("So I HIT!", "hit"),
+        ("My total is 20 and the dealer shows 10.", None),
+        ("I don't hit.", None),
+        ("The dealer hits on 16.", None),
+        ("", None),
+    ],
+)
+def test_the_choice_that_a_blackjack_thought_concludes(text, choice):
+    assert make_task("blackjack").format.conclusion({"thoughts": text}) == choice
+
+
+@pytest.mark.parametrize(
+    ("name", "thoughts", "action"),
+    [
+        ("points24", "I aim at 4+9+1+10=24, so the next symbol is +.", "+"),
+        ("points24", "I aim at 4+9+1+10=24.", None),
+        ("ezpoints", "3+9=12, so I append 9.", "9"),
+        ("number_line", "1 is less than 4, so I go up.", "+"),
+        ("number_line", "1 is less than 4.", None),
+    ],
+)
+def test_the_action_that_a_thought_concludes(name, thoughts, action):
+    assert make_task(name).format.conclusion({"thoughts": thoughts}) == action
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_experts_conclude_what_they_do(name):
+    """In every frame, over many deals; and formats without thoughts conclude nothing."""
+    task = make_task(name, env_kwargs={"solvable_only": True} if name == "points24" else {})
+    env = task.make_env(evaluation=True)
+    concluded = set()
+    for seed in range(60):
+        _, info = env.reset(seed=seed)
+        expert = task.expert(info)
+        assert task.format.conclusion(expert.fields) == expert.action
+        concluded.add(expert.action)
+    assert len(concluded) > 1
+    assert make_task(name, thoughts=False).format.conclusion({}) is None
+
+
+def test_words_that_conclude_another_action_are_not_kept():
+    """Blackjack's judge looks at the reading alone, so a true reading may be followed by the wrong choice."""
+    thoughts = "My total is 15 and the dealer shows a king, so I stand."
+    assert wrong_parts("blackjack", answer("blackjack", "stand", thoughts=thoughts)) == []
+    expert = corrected("blackjack", answer("blackjack", "stand", thoughts=thoughts))
+    assert (expert.fields["thoughts"], expert.action) == ("My total is 15 and the dealer shows 10, so I hit.", "hit")
+
+
 def test_reading_long_texts_takes_linear_time():
     task, info = make_task("points24"), INFOS["points24"]
     started = time.process_time()
@@ -308,7 +374,7 @@ def test_reading_long_texts_takes_linear_time():
         task.judge(
             Response("", {"cards": [], "formula": unit * 5000, "thoughts": unit * (50_000 // len(unit))}, "+"), info
         )
-    for unit in ("total 1 ", "dealer A ", "up ", "+ "):
+    for unit in ("total 1 ", "dealer A ", "up ", "+ ", "I hit ", "not stand ", "if I ", "dealer must "):
         for name in ("blackjack", "number_line"):
             make_task(name).judge(Response("", {"thoughts": unit * (50_000 // len(unit))}, "hit"), INFOS[name])
     assert time.process_time() - started < 10

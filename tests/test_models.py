@@ -1,4 +1,5 @@
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -193,3 +194,44 @@ def test_an_adapters_folder_is_a_model_like_any_other(toy_checkpoint, tmp_path):
     merged, _ = load_policy(tmp_path)
     assert [g.ids.tolist() for g in policy.generate(merged, prompts, images, greedy=True)] == expected
     assert not [name for name in lora_target_modules(merged) if "lora" in name or "base_layer" in name]
+
+
+def test_size_of_the_papers_adapter():
+    """LoRA of rank 128 on every linear layer of LLaVA-1.6-Mistral-7B but the LM head: the figures of docs/scaling."""
+    config = transformers.LlavaNextConfig(
+        vision_config=transformers.CLIPVisionConfig(
+            hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16, image_size=336
+        ),
+        text_config=transformers.MistralConfig(
+            vocab_size=32064,
+            hidden_size=4096,
+            intermediate_size=14336,
+            num_hidden_layers=32,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+        ),
+        image_token_index=32000,
+    )
+    with torch.device("meta"):  # shapes without weights
+        model = transformers.LlavaNextForConditionalGeneration(config)
+        assert 7.5e9 < sum(weight.numel() for weight in model.parameters()) < 7.6e9
+        tuned = get_peft_model(model, LoraConfig(r=128, target_modules=lora_target_modules(model)))
+    sizes = {name: weight.numel() for name, weight in tuned.named_parameters() if weight.requires_grad}
+    parts = {
+        part: sum(size for name, size in sizes.items() if part in name)
+        for part in ("language_model", "vision_tower", "projector")
+    }
+    assert parts == {"language_model": 335_544_320, "vision_tower": 56_623_104, "projector": 1_703_936}
+    numbers = sum(sizes.values())
+    # By hand, r · (inputs + outputs) of each layer: attention q, k, v, o and the MLP's three; CLIP's four and two; 2.
+    mistral = 32 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336))
+    clip = 24 * (4 * (1024 + 1024) + 2 * (1024 + 4096))
+    assert numbers == 128 * (mistral + clip + (1024 + 4096) + (4096 + 4096))
+    adapter_and_adam, gradients = 3 * 4 * numbers, 4 * numbers
+    text = (Path(__file__).resolve().parent.parent / "docs" / "scaling.md").read_text()
+    for figure in (
+        f"{numbers / 1e6:.0f} M numbers",
+        f"{adapter_and_adam / 1e9:.1f} GB of adapter and Adam states",
+        f"{gradients / 1e9:.1f} GB of gradients",
+    ):
+        assert figure in text

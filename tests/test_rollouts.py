@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 from toy import COLOURS, ColourEnv, ColourTask
 
+from trl_gtr import make_task
+from trl_gtr.agents import RandomAgent
 from trl_gtr.correctors import ExpertCorrector
+from trl_gtr.evaluation import evaluate_agent
 from trl_gtr.rollouts import RolloutCollector, SkippableStep, unpack_infos
 from trl_gtr.types import Correction, Generation
 
@@ -125,6 +128,66 @@ def test_skips_count_against_the_step_limit():
         assert ends == [False, False, False, True]
     finally:
         del gym.registry["tests/Colour-v0"]
+
+
+@pytest.mark.parametrize(
+    ("task", "limit"),
+    [
+        (make_task("number_line"), 10),
+        (make_task("number_line", env_kwargs={"max_position": 9}), 18),
+        (make_task("points24"), 22),
+        (make_task("ezpoints"), 7),
+        (make_task("blackjack"), 20),
+    ],
+    ids=["number_line", "longer number_line", "points24", "ezpoints", "blackjack"],
+)
+def test_skips_count_against_the_games_own_limit(task, limit):
+    """An episode without a readable answer is as long as the longest with one; in training and in evaluation."""
+    source = collector(task, script=lambda image: "no idea", invalid_action="penalty", num_envs=2)
+    episodes = source.collect(limit + 1).episodes
+    assert [len(episode) for episode in episodes] == [limit, limit]
+    assert all(episode[-1].truncated and episode[-1].bootstrap for episode in episodes)
+    report = evaluate_agent(RandomAgent(), task, 2, invalid_action="penalty")
+    assert [(e.length, e.total_reward) for e in report.episodes] == [(limit, -limit)] * 2
+
+
+@pytest.mark.parametrize("skips", [0, 3])
+def test_steps_and_skips_together_reach_the_limit(skips):
+    env = SkippableStep(make_task("number_line").make_env())
+    env.reset(seed=0, options={"target": 5, "current": 0})
+    skip, ended, steps = SkippableStep.skip(env.action_space), False, 0
+    while not ended:
+        _, _, terminated, ended, _ = env.step(skip if steps < skips else 0)  # 0: away from the target
+        assert not terminated
+        steps += 1
+    assert steps == 10
+
+
+def test_a_goal_that_is_reached_in_the_last_step_is_no_truncation():
+    env = SkippableStep(make_task("number_line").make_env())
+    env.reset(seed=0, options={"target": 5, "current": 0})
+    skip = SkippableStep.skip(env.action_space)
+    for action in [skip] * 5 + [1] * 5:
+        _, reward, terminated, truncated, _ = env.step(action)
+    assert (reward, terminated, truncated) == (1.0, True, False)
+
+
+def test_the_longest_games_last_as_long_as_they_say(monkeypatch):
+    """By playing on for as long as the rules allow."""
+    points = make_task("points24").make_env(evaluation=True)
+    points.reset(seed=0)
+    assert _steps_until_end(points, itertools.repeat(10)) == points.get_wrapper_attr("step_limit")  # "+" all the time
+    monkeypatch.setattr("trl_gtr.environments.blackjack.draw_card", lambda rng: (1, "A", "H"))
+    blackjack = make_task("blackjack").make_env()
+    blackjack.reset(seed=0)
+    assert _steps_until_end(blackjack, itertools.repeat(1)) == blackjack.get_wrapper_attr("step_limit")
+
+
+def _steps_until_end(env, actions):
+    for steps, action in enumerate(actions, 1):
+        _, _, terminated, truncated, _ = env.step(action)
+        if terminated or truncated:
+            return steps
 
 
 def test_the_deals_follow_the_global_index_of_an_environment():

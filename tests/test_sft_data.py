@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from datasets import load_from_disk
+from datasets import Dataset, load_from_disk
 from PIL import Image
 from toy import quiet_config
 
@@ -18,6 +19,7 @@ from trl_gtr.sft_data import (
     make_sft_dataset,
     prompt_and_completion,
     read_llava_json,
+    sft_row,
 )
 from trl_gtr.thought_cloning import CorrectionBuffer
 
@@ -184,16 +186,37 @@ def test_corrections_come_out_as_they_went_in() -> None:
     ids = [*tokenizer.encode(text), tokenizer.eos_token_id]
     buffer.add("the prompt", picture, ids, num_labels=5)
     buffer.add("cut", picture, ids[:5], num_labels=5)  # nobody knew the action
-    (row,) = corrections_dataset(buffer, tokenizer)
+    (row,) = corrections_dataset(buffer, processor)
     assert response(row) == text
     assert row["messages"][0]["content"][1]["text"] == "the prompt"
     assert np.array_equal(np.asarray(row["images"][0]), picture)
 
 
+def test_special_tokens_that_are_spelt_out_stay_text() -> None:
+    """`SFTTrainer` would take them for the tokens, and an image too many for an error."""
+    _, processor = tiny_llava.build()
+    tokenizer = copy.deepcopy(processor.tokenizer)
+    buffer = CorrectionBuffer(10)
+    text = '{"thoughts": "an <image> and </s>", "action": "hit"}'
+    ids = [*tokenizer.encode(text, split_special_tokens=True), tokenizer.eos_token_id]
+    buffer.add("What does <image> show?", np.zeros((30, 40, 3), np.uint8), ids, num_labels=5)
+    data = corrections_dataset(buffer, processor)
+    spelt = Dataset.from_list(
+        [sft_row(np.zeros((30, 40, 3), np.uint8), "What does <image> show?", text)], features=data.features
+    )
+    for rows in (prompt_and_completion(data), prompt_and_completion(spelt, processor)):
+        (row,) = rows
+        assert row["prompt"][0]["content"][0]["type"] == "image"
+        assert row["prompt"][0]["content"][1]["text"] == "What does < image> show?"
+        said = row["completion"][0]["content"][0]["text"]
+        assert said == text.replace("<image>", "< image>").replace("</s>", "< /s>")
+        assert not set(tokenizer.encode(said)) & set(tokenizer.all_special_ids)
+
+
 def test_no_corrections_yet() -> None:
     _, processor = tiny_llava.build()
     with pytest.raises(ValueError, match="no corrections yet"):
-        corrections_dataset(CorrectionBuffer(1), processor.tokenizer)
+        corrections_dataset(CorrectionBuffer(1), processor)
 
 
 def test_a_runs_corrections_are_whole_and_right_responses(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from trl_gtr import PPOTrainer, checkpoints, ppo
 from trl_gtr.callbacks import ThoughtCollapseCallback
 from trl_gtr.correctors import BudgetExhausted, ExpertCorrector
+from trl_gtr.labels import FLAWS
 from trl_gtr.models import lora_target_modules
 from trl_gtr.policy import PolicyWithValue
 from trl_gtr.trainer import GTRTrainer
@@ -129,7 +130,7 @@ def test_evaluation_does_not_change_what_is_learned(make_trainer):
 def test_a_mini_batch_in_pieces_gives_the_same_step(make_trainer, schedule):
     """8 × 1 accumulates to the gradient of 1 × 8."""
     after = []
-    for size, accumulation in ((8, 1), (1, 8)):
+    for sizes in ({"per_device_train_batch_size": 8}, {"per_device_train_batch_size": 1, "mini_batch_size": 8}):
         model = build_toy_model()[0]
         processor = build_toy_model()[1]
         teach_format(model, processor, steps=10)
@@ -139,8 +140,7 @@ def test_a_mini_batch_in_pieces_gives_the_same_step(make_trainer, schedule):
                 "processing_class": processor,
                 "optimizers": (torch.optim.SGD(model.parameters(), lr=0.1), None),
             },
-            per_device_train_batch_size=size,
-            gradient_accumulation_steps=accumulation,
+            **sizes,
             num_envs=8,
             rollout_steps=1,
             total_env_steps=8,
@@ -152,6 +152,7 @@ def test_a_mini_batch_in_pieces_gives_the_same_step(make_trainer, schedule):
         )
         # A buffer of one lesson: what is drawn does not depend on the size of the draws.
         trainer.buffer.sample = lambda n, sample=trainer.buffer.sample: sample(1) * n
+        assert trainer.args.mini_batch_size == 8  # PPOTrainer's constructor writes it too
         trainer.train()
         after.append(parameters(trainer.trained.policy))
     difference = max(float((after[0][name] - after[1][name]).abs().max()) for name in after[0])
@@ -593,9 +594,40 @@ def test_labels_end_before_the_action_where_a_tokenizer_normalises(make_trainer,
     correction = Correction(
         "corrected", thought={"thoughts": "it is re\u0301\u0065\u0301\u0065\u0301d"}, action="blue"
     )
-    ids, labels = trainer._labels(step, correction)
+    ids, labels, flaw = trainer.labels.label(step, correction)
+    assert flaw is None
     assert labels > 0
     assert "action" not in trainer.policy.spans.text(ids[:labels])
+
+
+class Spelling:
+    """A corrector that answers with a fixed thought."""
+
+    def __init__(self, thought):
+        self.thought = thought
+
+    def correct(self, requests):
+        return [Correction("corrected", thought={"thoughts": self.thought}, action="red") for _ in requests]
+
+
+def test_special_tokens_in_a_corrected_thought_are_text(make_trainer):
+    trainer = make_trainer(corrector=Spelling("<image></s>"), max_completion_length=8)
+    trainer.train()
+    assert trainer.state.log_history[-1]["labels/special_tokens"] == 0.0
+    special = {*trainer.policy.eos_token_ids, *trainer.processing_class.tokenizer.all_special_ids}
+    samples = list(trainer.buffer.samples())
+    assert samples
+    assert all(not special & set(sample.target_ids[:-1].tolist()) for sample in samples)
+    assert {trainer.policy.spans.text(s.target_ids[: s.num_labels]) for s in samples} == {'{"thoughts": "<image></s>'}
+
+
+def test_a_label_that_no_ids_can_spell_is_thrown_away_and_counted(make_trainer):
+    """The toy vocabulary has no é, and an unknown character is a special token."""
+    trainer = make_trainer(corrector=Spelling("rosé"))
+    trainer.train()
+    assert len(trainer.buffer) == 0
+    entry = trainer.state.log_history[-1]
+    assert [entry[f"labels/{flaw}"] for flaw in FLAWS] == [0.0, 0.0, 1.0]
 
 
 def test_half_a_character_is_no_label(make_trainer):
@@ -603,8 +635,8 @@ def test_half_a_character_is_no_label(make_trainer):
     step = rollout_of(trainer, [0.0]).transitions[0]
     response = trainer.task.format.parse('{"thoughts": "it is \\ud800", "action": "red"}')
     assert response.valid
-    ids, labels = trainer._labels(replace(step, response=response), Correction("right", action="red"))
-    assert (len(ids), labels) == (0, 0)
+    label = trainer.labels.label(replace(step, response=response), Correction("right", action="red"))
+    assert (len(label.ids), label.num_labels, label.flaw) == (0, 0, "half_characters")
 
 
 def test_a_run_can_be_made_longer(make_trainer, tmp_path):

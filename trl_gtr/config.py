@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from dataclasses import dataclass, field, fields
@@ -14,11 +15,13 @@ from accelerate.utils import str_to_bool
 from .command_line import json_options
 from .ppo_base import PPOConfig
 
+logger = logging.getLogger(__name__)
+
 # PPOConfig fields that the environment loop has no use for, and what to set instead. Setting one of them raises.
 REFUSED_FIELDS = {
     "response_length": "max_completion_length",
     "total_episodes": "total_env_steps",
-    "num_mini_batches": "per_device_train_batch_size × gradient_accumulation_steps (the mini-batch)",
+    "num_mini_batches": "mini_batch_size",
     "local_rollout_forward_batch_size": "num_envs (one batched generate serves all environments)",
     "num_sample_generations": "log_completions",
     "missing_eos_penalty": "format_reward (a truncated response is no valid object)",
@@ -36,8 +39,7 @@ REFUSED_FIELDS = {
     "micro_batch_size": "per_device_train_batch_size",
     "local_batch_size": "per_device_train_batch_size",
     "batch_size": "per_device_train_batch_size",
-    "local_mini_batch_size": "per_device_train_batch_size",
-    "mini_batch_size": "per_device_train_batch_size",
+    "local_mini_batch_size": "mini_batch_size",
 }
 
 MODEL_INIT_KWARGS = ("model_init_kwargs", '{"dtype": "bfloat16"}')
@@ -60,6 +62,7 @@ _KEPT_FIELDS = (
 )
 # … and those of `GTRConfig` that it may change.
 _FREE_FIELDS = (
+    "mini_batch_size",  # follows from the batch size of a process, the accumulation steps and the processes, all kept
     "total_env_steps",
     "logging_steps",
     "bf16",
@@ -99,8 +102,8 @@ def episode_count(given: int | str | None, name: str) -> int | Literal["all"]:
 class GTRConfig(PPOConfig):
     """Configuration of [`GTRTrainer`].
 
-    One update collects `num_envs × rollout_steps` environment steps; its mini-batches are
-    `per_device_train_batch_size × gradient_accumulation_steps × processes` of them. `global_step` counts updates, and
+    One update collects `num_envs × rollout_steps` environment steps; its mini-batches are `mini_batch_size` of them,
+    which is `per_device_train_batch_size × gradient_accumulation_steps × processes`. `global_step` counts updates, and
     so do `logging_steps`, `save_steps` and `eval_steps`. "Paper" is Guided Thought Reinforcement (arXiv 2503.08525).
     """
 
@@ -132,6 +135,15 @@ class GTRConfig(PPOConfig):
     total_env_steps: int = _field(15_000, "Environment steps of the whole run, all processes together. Paper: 15000.")
     num_envs: int = _field(16, "Environments stepped side by side, all processes together.")
     rollout_steps: int = _field(64, "Steps of each environment in one update. Paper: 1024 steps an update on cards.")
+    mini_batch_size: int | None = _field(
+        None,
+        "Environment steps behind one optimizer step, all processes together; `gradient_accumulation_steps` follows "
+        "from it. None: what the batch size of a process, the accumulation steps and the processes make. Paper: 128.",
+    )
+    gradient_accumulation_steps: int = _field(
+        None,
+        "Batches that each process adds up before an optimizer step. None: worked out from `mini_batch_size`, or 1.",
+    )
     max_completion_length: int = _field(256, "Most new tokens of a response. Paper: 256.")
     feature_cache_gb: float = _field(
         2.0, "Memory of each process, in GiB, for images that are processed already; what doesn't fit is done again."
@@ -147,7 +159,7 @@ class GTRConfig(PPOConfig):
     invalid_action: Literal["random", "penalty"] = _field(
         "random",
         "What a response without a legal action does: 'random' executes a random legal one, 'penalty' skips the "
-        "environment's step and pays -1.",
+        "environment's step and pays -1; a skipped step counts towards the game's own limit of steps.",
     )
     format_reward: float = _field(
         5.0, "Bonus of a valid response, in units of reward, added to its own step's advantage after GAE. Paper: 5."
@@ -333,25 +345,50 @@ class GTRConfig(PPOConfig):
             )
         self._check_combinations()
 
-    def _check_sizes(self, processes: int) -> None:
+    def _set_sizes(self, processes: int) -> None:
+        """Check that the sizes divide, and work out `gradient_accumulation_steps` where a mini-batch is given."""
+        given, rollout = self.gradient_accumulation_steps, self.num_envs * self.rollout_steps
+        for name in ("per_device_train_batch_size", "mini_batch_size", "gradient_accumulation_steps"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, f"`{name}` must be at least 1, got {value}.")
         _require(
             self.num_envs % processes == 0,
-            f"`num_envs` = {self.num_envs} must be a multiple of the number of processes, {processes}.",
+            f"`num_envs` = {self.num_envs} must be a multiple of the number of processes, {processes}."
+            + _other_shape(rollout, processes),
         )
-        steps = self.num_envs // processes * self.rollout_steps
-        mini_batch = self.per_device_train_batch_size * self.gradient_accumulation_steps
+        batch = self.per_device_train_batch_size * processes
+        mini_batch = self.mini_batch_size or batch * (given or 1)
         _require(
-            steps % mini_batch == 0,
-            f"An update has num_envs × rollout_steps = {steps} steps on each process, which is no multiple of the "
-            f"mini-batch per_device_train_batch_size × gradient_accumulation_steps = {mini_batch}. Change one.",
+            mini_batch % batch == 0,
+            f"`mini_batch_size` = {mini_batch} is no multiple of per_device_train_batch_size × processes = "
+            f"{self.per_device_train_batch_size} × {processes} = {batch}. "
+            + _sizes_that_fit(rollout, batch, mini_batch),
         )
+        _require(
+            rollout % mini_batch == 0,
+            f"An update has num_envs × rollout_steps = {rollout} steps, which is no multiple of the mini-batch: "
+            f"{mini_batch}, over all processes. {_sizes_that_fit(rollout, batch, mini_batch)}",
+        )
+        self.gradient_accumulation_steps = mini_batch // batch
+        _require(
+            given in (None, self.gradient_accumulation_steps),
+            f"`mini_batch_size` = {mini_batch} takes {self.gradient_accumulation_steps} accumulation steps of "
+            f"{self.per_device_train_batch_size} on each of {processes} processes, but `gradient_accumulation_steps` "
+            f"= {given} was given. Leave it out: it follows from the mini-batch.",
+        )
+        if mini_batch == rollout:
+            logger.warning(
+                "The mini-batch is the whole rollout of %d steps, so that each PPO epoch makes a single optimizer "
+                "step. Set a smaller `mini_batch_size` (paper: 128), or collect more steps in an update.",
+                rollout,
+            )
 
     def _check_combinations(self) -> None:
         _require(
             self.ppo_coef > 0 or self.thought_cloning_coef > 0,
             "`ppo_coef` and `thought_cloning_coef` are both 0: nothing would be learned. Raise one of them.",
         )
-        self._check_sizes(PartialState().num_processes)
+        self._set_sizes(PartialState().num_processes)
         _require(
             PartialState().num_processes == 1 or self.rollout_deadline + self.correction_deadline < self.ddp_timeout,
             f"`rollout_timeout` ({self.rollout_deadline:g}) and `correction_timeout` ({self.correction_deadline:g}) "
@@ -399,6 +436,22 @@ class GTRConfig(PPOConfig):
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
+
+
+def _other_shape(rollout: int, processes: int) -> str:
+    """How the same number of steps could be collected with an environment for every process."""
+    if rollout % processes:
+        return ""
+    return f" `num_envs` = {processes} with `rollout_steps` = {rollout // processes} collects as many steps."
+
+
+def _sizes_that_fit(rollout: int, batch: int, wanted: int) -> str:
+    """The mini-batches nearest to the wanted one that divide a rollout and that whole batches make up."""
+    sizes = [size for size in range(batch, rollout + 1, batch) if rollout % size == 0]
+    if not sizes:
+        return "No mini-batch fits: change `per_device_train_batch_size`, `num_envs` or `rollout_steps`."
+    nearest = sorted(sorted(sizes, key=lambda size: abs(size - wanted))[:4])
+    return f"A `mini_batch_size` of {', '.join(map(str, nearest))} would fit; or change the other sizes."
 
 
 def _accelerator_has_bf16() -> bool:

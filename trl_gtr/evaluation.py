@@ -23,7 +23,7 @@ import numpy as np
 from .agents import Agent
 from .config import episode_count
 from .environments.workers import WorkerEnv, WorkerLost, WorkerRefused
-from .rollouts import INVALID_ACTION_PENALTY, illegal_reward, in_processes
+from .rollouts import SkippableStep, illegal_reward, in_processes, make_env, step_limit
 from .tasks.base import ListsStarts, Task
 from .types import Response, Transition
 
@@ -196,13 +196,14 @@ def evaluate_agent(
     waiting = list(reversed(numbers))
     playing: list[_Episode] = []
     results: list[EpisodeResult] = []
-    with _Envs(task, min(num_envs, len(numbers))) as envs:
+    penalize = invalid_action == "penalty"
+    with _Envs(task, min(num_envs, len(numbers)), penalize) as envs:
         while (waiting or playing) and not stopped():
             begun: list[_Episode] = []
             while waiting and len(playing) + len(begun) < num_envs:
                 number = waiting.pop()
                 options = _options(starts, seed, number)
-                begun.append(_Episode(task, envs.take(), number, seed, invalid_action, options))
+                begun.append(_Episode(task, envs.take(), number, seed, penalize, options))
             envs.for_each(_Episode.begin, begun)
             playing += begun
             prompts = [task.prompt(episode.observation, episode.info) for episode in playing]
@@ -218,8 +219,8 @@ def evaluate_agent(
 class _Envs:
     """Environments for episodes: a fresh one for each, or worker processes that play one after the other."""
 
-    def __init__(self, task: Task, count: int) -> None:
-        self.make = partial(task.make_env, evaluation=True)
+    def __init__(self, task: Task, count: int, penalize: bool) -> None:
+        self.make = partial(make_env, task, penalize, evaluation=True)
         self.workers = [WorkerEnv(self.make) for _ in range(count)] if in_processes(task) else []
         self.free = list(self.workers)
         self.threads = ThreadPoolExecutor(max(count, 1))  # each waits for one worker; without workers none is started
@@ -259,12 +260,11 @@ class _Episode:
         env: gym.Env,
         index: int,
         seed: int,
-        invalid_action: str,
+        penalize: bool,
         options: dict[str, Any] | None,
     ) -> None:
         self.task, self.env, self.index, self.seed, self.options = task, env, index, seed, options
-        self.penalize = invalid_action == "penalty"
-        self.fine = illegal_reward(task, self.penalize)
+        self.penalize, self.fine = penalize, illegal_reward(task, penalize)
         self.losses = 0
 
     def begin(self) -> None:
@@ -276,7 +276,7 @@ class _Episode:
             except WorkerLost as loss:
                 self._count_loss(loss)
         self.rng = np.random.default_rng([self.seed, self.index, 3])
-        self.limit = self.env.spec.max_episode_steps if self.env.spec and self.env.spec.max_episode_steps else 300
+        self.limit = step_limit(self.env)
         self.solvable = self.task.solvable(self.info)
         self.transitions: list[Transition] = []
         self.true_steps = 0
@@ -302,14 +302,10 @@ class _Episode:
         legal = action is not None
         judged = self.task.judge(response, info)
         self.true_steps += response.valid and bool(judged) and all(judged.values())
-        if action is None and not self.penalize:
-            action = self._random_action(response)
         if action is None:
-            reward: Any = INVALID_ACTION_PENALTY
-            terminated, truncated = False, False
-        else:
-            self.observation, reward, terminated, truncated, self.info = self.env.step(action)
-        truncated = truncated or len(self.transitions) + 1 >= self.limit
+            action = SkippableStep.skip(self.env.action_space) if self.penalize else self._random_action(response)
+        self.observation, reward, terminated, truncated, self.info = self.env.step(action)
+        truncated = truncated or (len(self.transitions) + 1 >= self.limit and not terminated)
         self.ended = bool(terminated or truncated)
         self.transitions.append(
             Transition(

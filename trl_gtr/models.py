@@ -259,6 +259,16 @@ def pad_token_id(model: Any, tokenizer: Any, eos_ids: Sequence[int]) -> int:
     return next(candidate for candidate in candidates if candidate is not None)
 
 
+def special_texts(processor: Any) -> list[str]:
+    """What spells a special token or an image's placeholder, the longest first."""
+    tokenizer = processor.tokenizer
+    texts = {*tokenizer.all_special_tokens, *(str(t) for t in tokenizer.added_tokens_decoder.values() if t.special)}
+    for name in ("image_token", "video_token"):
+        if isinstance(placeholder := getattr(processor, name, None), str):
+            texts.add(placeholder)
+    return sorted(texts, key=len, reverse=True)
+
+
 def suppressed_tokens(model: Any, processor: Any, eos_ids: Sequence[int]) -> torch.Tensor:
     """`(V,)`, bool: ids that must never be sampled.
 

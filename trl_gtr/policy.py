@@ -7,10 +7,12 @@ network can be wrapped (DDP, DeepSpeed) and unwrapped while the words stay.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -196,12 +198,32 @@ class VLMPolicy:
         self.pad_token_id = pad_token_id(model, processor.tokenizer, self.eos_token_ids)
         self.suppressed = suppressed_tokens(model, processor, self.eos_token_ids)
         self.positions_follow_mask = positions_follow_mask(model)
+        self._is_text = ~self.suppressed.numpy()
+        self._is_text[self.eos_token_ids] = False
         self.encoder = PromptEncoder(processor, self.pad_token_id, feature_cache_bytes)
 
     def encode_response(self, text: str) -> np.ndarray:
-        """Ids of a response that someone else wrote, EOS included."""
+        """Ids of a response that someone else wrote, EOS included.
+
+        Text is encoded as text: where it spells a special token ("<image>", "</s>"), that token is not meant.
+        """
         ids = self.processor.tokenizer.encode(text, add_special_tokens=False)
+        if not self.is_text(ids):
+            ids = self._text_tokenizer.encode(text, add_special_tokens=False)
         return np.array([*ids, self.eos_token_ids[0]], dtype=np.int64)
+
+    def is_text(self, ids: Sequence[int] | np.ndarray) -> bool:
+        """Whether no id is a special token (EOS, `<image>`, an unknown character), nor unknown to the model."""
+        kept = np.asarray(ids, dtype=np.int64)
+        return bool((kept < len(self._is_text)).all() and self._is_text[kept].all())
+
+    @cached_property
+    def _text_tokenizer(self) -> Any:
+        """The tokenizer with eyes for nothing but text. A copy: the prompts need their special tokens, and a fast
+        tokenizer holds the setting for all threads."""
+        tokenizer = copy.deepcopy(self.processor.tokenizer)
+        tokenizer.split_special_tokens = True
+        return tokenizer
 
     @torch.no_grad()
     def generate(

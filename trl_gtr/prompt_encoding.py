@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,9 @@ import torch
 from torch import nn
 
 from .models import chat
+from .special_text import SpecialText
+
+logger = logging.getLogger(__name__)
 
 Features = dict[str, torch.Tensor]
 """A part of the processor's output for one prompt and image, without padding."""
@@ -40,6 +44,8 @@ class PromptEncoder:
         self.cache_bytes = cache_bytes
         self._cache: OrderedDict[PictureKey | TextKey, Features] = OrderedDict()
         self._cached_bytes = 0
+        self._special_text = SpecialText(processor)
+        self._warned = False
 
     def encode(
         self, prompts: Sequence[str], images: Sequence[np.ndarray], at_least: int = 0
@@ -80,7 +86,7 @@ class PromptEncoder:
     def _process(self, prompts: list[str], images: list[np.ndarray]) -> list[tuple[Features, Features]]:
         """Images of one size take the same number of tiles or patches each: one call, cut into equal parts."""
         batch = self.processor(
-            text=[chat(self.processor, prompt) for prompt in prompts],
+            text=[chat(self.processor, self._plain(prompt)) for prompt in prompts],
             images=[[image] for image in images],
             padding=True,
             return_tensors="pt",
@@ -95,6 +101,18 @@ class PromptEncoder:
                 else:
                     picture[key] = part.clone()
         return processed
+
+    def _plain(self, prompt: str) -> str:
+        """The prompt without what would become a special token."""
+        plain = self._special_text.broken_up(prompt)
+        if plain != prompt and not self._warned:
+            self._warned = True
+            logger.warning(
+                "A prompt spells a special token of the model. It is shown to it broken up (`<image>` as `< image>`), "
+                "here and in later prompts. The chat template adds the image and all else that the model needs: leave "
+                "special tokens out of `task.prompt`."
+            )
+        return plain
 
     def _remember(self, key: PictureKey | TextKey, features: Features) -> None:
         if key not in self._cache:

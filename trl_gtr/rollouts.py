@@ -31,6 +31,7 @@ from .types import CorrectionRequest, Generation, Response, Rollout, Transition
 logger = logging.getLogger(__name__)
 
 INVALID_ACTION_PENALTY = -1.0
+DEFAULT_STEP_LIMIT = 300
 _NO_IMAGE = np.zeros((0, 0, 3), np.uint8)
 
 
@@ -277,8 +278,8 @@ def illegal_reward(task: Task, penalize: bool) -> float:
     return task.illegal_reward if isinstance(task, FinesIllegalActions) and not penalize else 0.0
 
 
-def make_env(task: Task, penalize: bool) -> gym.Env:
-    env = task.make_env()
+def make_env(task: Task, penalize: bool, evaluation: bool = False) -> gym.Env:
+    env = task.make_env(evaluation=evaluation)
     return SkippableStep(env) if penalize else env
 
 
@@ -292,14 +293,15 @@ def make_vector_env(task: Task, penalize: bool, num_envs: int) -> SyncVectorEnv 
 class SkippableStep(gym.Wrapper):
     """Adds an action that steps nothing and pays −1: what an unreadable response costs under `"penalty"`.
 
-    A skip counts as a step, so that an agent that never answers still comes to the end of its episode.
+    A skip counts as a step towards the game's own limit (`step_limit`), so that an episode is never longer than one
+    without skips can be.
     """
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
         if isinstance(env.action_space, gym.spaces.Discrete):
             self.action_space = gym.spaces.Discrete(int(env.action_space.n) + 1)
-        self.limit = env.spec.max_episode_steps if env.spec and env.spec.max_episode_steps else 300
+        self.limit = step_limit(env)
 
     @staticmethod
     def skip(action_space: gym.Space) -> Any:
@@ -318,7 +320,19 @@ class SkippableStep(gym.Wrapper):
             return observation, INVALID_ACTION_PENALTY, False, self.steps >= self.limit, info
         observation, reward, terminated, truncated, info = self.env.step(action)
         self.last = observation, info
-        return observation, reward, terminated, truncated or self.steps >= self.limit, info
+        return observation, reward, terminated, truncated or (self.steps >= self.limit and not terminated), info
+
+
+def step_limit(env: gym.Env) -> int:
+    """The most steps that an episode can have, skips included.
+
+    What the game's rules allow, which an environment or a wrapper tells as `step_limit`, or the `max_episode_steps` it
+    was made with, whichever is less; 300 for an environment with neither.
+    """
+    limits = [env.get_wrapper_attr("step_limit")] if env.has_wrapper_attr("step_limit") else []
+    if env.spec is not None and env.spec.max_episode_steps is not None:
+        limits.append(env.spec.max_episode_steps)
+    return min(limits, default=DEFAULT_STEP_LIMIT)
 
 
 class Clock:

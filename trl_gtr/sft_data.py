@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 from datasets import Dataset, Features, Image, List, Value
 from PIL import Image as PILImage
 
+from .special_text import SpecialText
 from .tasks.base import Task
 from .thought_cloning import CorrectionBuffer
 
@@ -86,12 +87,16 @@ def sft_row(image: Any, prompt: str, response: str) -> Row:
     return {"images": [_png(image) if isinstance(image, np.ndarray) else image], "messages": messages}
 
 
-def prompt_and_completion(dataset: Dataset) -> Dataset:
+def prompt_and_completion(dataset: Dataset, processor: Any = None) -> Dataset:
     """The last message as `completion`, all before it as `prompt`: `SFTTrainer` then learns the completion only.
 
-    (Its `assistant_only_loss` is not there for vision data yet.)
+    (Its `assistant_only_loss` is not there for vision data yet.) With the `processor` of the model that is to learn,
+    what spells one of its special tokens in a text is broken up ("< image>"): it would be taken for the token.
     """
     messages = dataset["messages"]
+    if processor is not None:
+        plain = SpecialText(processor).broken_up
+        messages = [[_with_text(message, plain) for message in conversation] for conversation in messages]
     columns = {
         "prompt": [conversation[:-1] for conversation in messages],
         "completion": [conversation[-1:] for conversation in messages],
@@ -102,13 +107,24 @@ def prompt_and_completion(dataset: Dataset) -> Dataset:
     return dataset
 
 
-def corrections_dataset(buffer: CorrectionBuffer, tokenizer: Any) -> Dataset:
+def _with_text(message: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    parts = [{**part, "text": None if part["text"] is None else change(part["text"])} for part in message["content"]]
+    return {**message, "content": parts}
+
+
+def corrections_dataset(buffer: CorrectionBuffer, processor: Any) -> Dataset:
     """The right responses that a run's corrector has taught so far, ready for `SFTTrainer`.
 
-    Thoughts for which nobody knew an action are left out: they are no whole response.
+    Thoughts for which nobody knew an action are left out: they are no whole response. What spells a special token in a
+    prompt or a response is broken up ("< image>"), for `SFTTrainer` would take it for the token.
     """
+    tokenizer, plain = processor.tokenizer, SpecialText(processor).broken_up
     rows = [
-        sft_row(sample.image, sample.prompt, tokenizer.decode(sample.target_ids, skip_special_tokens=True))
+        sft_row(
+            sample.image,
+            plain(sample.prompt),
+            plain(tokenizer.decode(sample.target_ids, skip_special_tokens=True)),
+        )
         for sample in buffer.samples()
         if sample.target_ids[-1] == tokenizer.eos_token_id
     ]

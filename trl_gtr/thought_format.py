@@ -20,8 +20,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field as dataclass_field
 from typing import Any, Literal
 
 from .lenient_json import ReadObject, find_objects, key_pattern
@@ -45,6 +45,11 @@ class Field:
     """One line for the instructions: what to write here."""
 
 
+def no_conclusion(thought: Mapping[str, Any]) -> str | None:
+    """For thoughts that name no action, or whose words nobody reads."""
+    return None
+
+
 @dataclass(frozen=True)
 class ThoughtFormat:
     """The keys of a response: `fields` in order, then the action. Stateless and picklable."""
@@ -52,6 +57,9 @@ class ThoughtFormat:
     fields: Sequence[Field]
     action_key: str = "action"
     action_help: str = "your action"
+    conclusion: Callable[[Mapping[str, Any]], str | None] = dataclass_field(default=no_conclusion, compare=False)
+    """The thought's parts → the action that its words conclude ("…, so I hit."), legal or not; `None` if they name
+    none. A thought that concludes another action than the right one is never taught (`tasks.base.contradicts`)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fields", tuple(self.fields))

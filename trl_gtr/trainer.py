@@ -35,7 +35,7 @@ from .correctors.base import Corrector
 from .diagnostics import rollout_diagnostics
 from .episode_log import EpisodeLog
 from .evaluation import EvaluationReport, count_episodes, evaluate_agent
-from .files import HALF_CHARACTER
+from .labels import Label, LabelMaker, count_labels
 from .metrics import Means
 from .models import check_processor, load_policy
 from .policy import PolicyWithValue, ValueHead, VLMPolicy
@@ -56,7 +56,7 @@ from .tasks.base import Task
 from .thought_cloning import CorrectionBuffer, cloning_coefficient
 from .tracker_images import TrackerImages
 from .trl_bridge import unwrap_model_for_generation
-from .types import Correction, Generation, Rollout, Transition
+from .types import Generation, Rollout, Transition
 from .update import Experience, Updater
 
 logger = logging.getLogger(__name__)
@@ -162,6 +162,7 @@ class GTRTrainer(ResumableTrainer):
         self.processes = Processes(self.accelerator, args.ddp_timeout)
         self.processes.share_weights(self.trained)
         self.buffer = CorrectionBuffer(args.correction_buffer_size, seed=args.seed + self.processes.rank)
+        self.labels = LabelMaker(args, self.task, self.policy)
         self.updater = Updater(
             args, self.accelerator, self.processes, self.network, self.optimizer, self.policy, self.buffer
         )
@@ -177,7 +178,7 @@ class GTRTrainer(ResumableTrainer):
                 while self.state.global_step < self.args.num_updates and not self.control.should_training_stop:
                     clock, means = Clock(), Means()
                     rollout, steps = self._collect()  # 1. act, while the corrector judges
-                    corrected = self._store_corrections(rollout)  # 2. aggregate what it said
+                    corrected = self._store_corrections(rollout, means)  # 2. aggregate what it said
                     with clock("score"):
                         experience = self._score_rollout(rollout, steps, corrected, means)  # 3. values, advantages
                     with clock("update"):
@@ -242,45 +243,19 @@ class GTRTrainer(ResumableTrainer):
                 )
         return rollout, list(made_by_each)
 
-    def _store_corrections(self, rollout: Rollout) -> int:
+    def _store_corrections(self, rollout: Rollout, means: Means) -> int:
         """Put this rollout's labels into the buffer; how many steps were corrected, over all processes."""
-        corrected = 0
         self.failed_corrections.update(count_failures(rollout))
+        made: list[Label] = []
         for step, correction in zip(rollout.transitions, rollout.corrections, strict=True):
-            if correction is None:
+            label = None if correction is None else self.labels.label(step, correction)
+            if label is None:
                 continue
-            corrected += correction.verdict == "corrected"
-            ids, num_labels = self._labels(step, correction)
-            if num_labels:
-                self.buffer.add(step.prompt, step.image, ids, num_labels, update=self.state.global_step)
-        return int(self.processes.sum(corrected))
-
-    def _labels(self, step: Transition, correction: Correction) -> tuple[np.ndarray, int]:
-        """Ids of the right response, and how many to clone: its thought, and the action where the settings say so.
-
-        Both are written anew from their parts, so that what is cloned is clean JSON even where the agent's text had to
-        be read leniently.
-        """
-        args, own = self.args, step.response
-        if correction.verdict == "corrected" and correction.thought is not None:
-            thought = correction.thought
-        elif correction.verdict == "right" and args.clone_right_thoughts:
-            thought = own.fields
-        else:
-            return np.zeros(0, np.int64), 0
-        action = correction.action or own.action
-        text = self.task.format.render(thought, action or "")
-        if HALF_CHARACTER.search(text):
-            return np.zeros(0, np.int64), 0  # half a character, kept from the agent's own words: no tokenizer takes it
-        ids = self.policy.encode_response(text)
-        # Where the action begins in what the ids spell: a tokenizer may have normalised the text.
-        span = self.task.format.parse(self.policy.spans.text(ids)).action_span
-        end = self.policy.spans.action_start(ids, span) if span else 0
-        if not action:
-            return ids[:end], end
-        full = args.clone_full_response and correction.action is not None
-        with_action = full or (args.clone_right_actions and own.action == correction.action)
-        return ids, len(ids) if with_action else end
+            made.append(label)
+            if label.num_labels:
+                self.buffer.add(step.prompt, step.image, label.ids, label.num_labels, update=self.state.global_step)
+        count_labels(made, means)
+        return int(self.processes.sum(sum(c is not None and c.verdict == "corrected" for c in rollout.corrections)))
 
     @torch.no_grad()
     def _score_rollout(self, rollout: Rollout, made: list[int], corrected: int, means: Means) -> Experience:
@@ -512,7 +487,7 @@ class GTRTrainer(ResumableTrainer):
         """All corrections so far as a `datasets.Dataset` for `SFTTrainer`: images and messages."""
         from .sft_data import corrections_dataset
 
-        return corrections_dataset(self.buffer, self.policy.processor.tokenizer)
+        return corrections_dataset(self.buffer, self.policy.processor)
 
 
 def _check_task(task: Task | None, corrector: Corrector | None, args: GTRConfig) -> Task:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..files import HALF_CHARACTER
 from ..tasks.action_text import plain_signs
+from ..tasks.base import contradicts
 from ..types import Correction, CorrectionRequest, Response
 from .questions import CORRECTION, EVALUATION, NO, RIGHT_ACTION, YES
 
@@ -166,8 +167,14 @@ def _respond(thought: Mapping[str, Any], action: str | None, request: Correction
 
 
 def _check_against_itself(response: Response, action: str | None, request: CorrectionRequest) -> str | None:
-    """Does the thought hold if its own reading of the picture is true? Returns what it aims at, if the task knows."""
+    """Does the thought lead to its action, and does it hold if its own reading of the picture is true?
+
+    Returns what it aims at, if the task knows.
+    """
     task = request.task
+    if contradicts(task, response.fields, action, request.info):
+        concluded = task.format.conclusion(response.fields)
+        raise AnswerProblem(f"the thought concludes {concluded!r}, but the action is {action!r}")
     believed_info = getattr(task, "believed_info", None)
     if believed_info is None:
         return None

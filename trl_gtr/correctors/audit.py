@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..tasks.base import contradicts
 from ..types import Correction, CorrectionRequest, Response, Share
 from .answers import judge_parts
 from .base import Corrector, CorrectorWrapper, request_digest
@@ -32,8 +33,11 @@ def is_true(correction: Correction, request: CorrectionRequest) -> bool:
 
 
 def _acts_right(response: Response, request: CorrectionRequest) -> bool:
-    """Is the action the one that the expert takes from this thought? Not every judge looks at the action."""
+    """Is the action the one that the expert takes from this thought, and the one that the thought concludes? Not every
+    judge looks at the action."""
     task, info = request.task, request.info
+    if contradicts(task, response.fields, response.action, info):
+        return False
     expert = task.expert(info, hint=response)
     return expert is None or task.to_env_action(response, info) == task.to_env_action(expert, info)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..tasks.base import contradicts
 from ..types import Correction, CorrectionRequest
 from .base import Corrector, CorrectorWrapper, failed, identity_of, request_digest
 
@@ -15,7 +16,8 @@ from .base import Corrector, CorrectorWrapper, failed, identity_of, request_dige
 class ExpertCorrector:
     """Asks `task.judge` whether the thought is true and `task.expert` for a better one.
 
-    The agent's response goes to the expert as a hint: what is true in it stays, only what is wrong is replaced.
+    A true thought that concludes another action than the expert's is wrong too. The agent's response goes to the
+    expert as a hint: what is true in it stays, only what is wrong is replaced.
     """
 
     identity = "expert"
@@ -43,9 +45,10 @@ class ExpertCorrector:
             if right:
                 return Correction("right", action=response.action)
             return Correction("unsolvable", reason="nothing can be won from this state")
+        right = right and not contradicts(task, response.fields, expert.action, request.info)
         target = task.target(expert, request.info) if hasattr(task, "target") else None
         # The expert's action also beside a right thought: where a judge looks at the reading only, as in Blackjack,
-        # the agent's own may not be the one that the thought calls for.
+        # and the thought concludes nothing, the agent's own may not be the one that the state calls for.
         if right:
             return Correction("right", action=expert.action, target=target)
         return Correction("corrected", thought=dict(expert.fields), action=expert.action, target=target)

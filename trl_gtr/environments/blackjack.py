@@ -111,6 +111,10 @@ class BlackjackEnv(PictureEnv):
             return super()._space()
         return spaces.Tuple((spaces.Discrete(32), spaces.Discrete(11), spaces.Discrete(2)))
 
+    @property
+    def step_limit(self) -> int:
+        return 20  # after two aces, 19 more count 21, and whatever comes next is too much
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         wishes = self._check_options(options, ("dealer", "player"))

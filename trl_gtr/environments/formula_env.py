@@ -40,6 +40,10 @@ class FormulaEnv(PictureEnv):
         self._numbers: tuple[int, ...] = ()
         self._formula: list[str] = []
 
+    @property
+    def step_limit(self) -> int:
+        return self.max_elements + 2  # up to one element too many, and the step after it
+
     def deal(self) -> tuple[str, ...]:
         """Draw a hand at random."""
         raise NotImplementedError

@@ -51,6 +51,10 @@ class NumberLineEnv(PictureEnv):
         self.action_space = spaces.Discrete(2)
         self._target = self._current = self._steps = 0
 
+    @property
+    def step_limit(self) -> int:
+        return 2 * self.max_position
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Picture, dict[str, Any]]:
@@ -83,7 +87,7 @@ class NumberLineEnv(PictureEnv):
         self._current = min(max(self._current + move, 0), self.max_position)
         self._steps += 1
         terminated = self._current == self._target
-        truncated = not terminated and self._steps >= 2 * self.max_position
+        truncated = not terminated and self._steps >= self.step_limit
         reward = 0.0 if abs(self._target - self._current) < distance else -1.0
         if terminated:
             reward = 1.0

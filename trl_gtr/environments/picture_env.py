@@ -16,7 +16,8 @@ from .canvas import SIZE, Picture, in_terminal
 class PictureEnv(gym.Env[Any, Any]):
     """A game with a discrete action whose state is drawn as a 300×300 RGB picture.
 
-    A subclass sets `actions` and `action_space`, and implements `picture()` and gymnasium's `reset` and `step`.
+    A subclass sets `actions` and `action_space`, and implements `picture()`, `step_limit` and gymnasium's `reset` and
+    `step`.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["human", "rgb_array"], "render_fps": 4}  # noqa: RUF012
@@ -43,6 +44,11 @@ class PictureEnv(gym.Env[Any, Any]):
 
     def _space(self) -> spaces.Space[Any]:
         return spaces.Box(0, 255, (SIZE, SIZE, 3), np.uint8)
+
+    @property
+    def step_limit(self) -> int:
+        """The most steps that an episode can have by the rules of the game."""
+        raise NotImplementedError
 
     def picture(self) -> Picture:
         """The current state as a new uint8 array, (300, 300, 3)."""

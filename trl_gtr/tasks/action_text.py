@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 QUOTES = "\"'`“”‘’"
 # One character each, so that positions in a text stay what they are.
@@ -26,3 +27,9 @@ def match_action(text: str | None, legal: Sequence[str], *, signs: bool = False)
     if signs:
         name = "*" if name == "x" else plain_signs(name)
     return next((i for i, action in enumerate(legal) if action.casefold() == name), None)
+
+
+def from_thoughts(read: Callable[[str], str | None], fields: Mapping[str, Any]) -> str | None:
+    """What `read` finds in a thought's words; `None` in a thought without any."""
+    thoughts = fields.get("thoughts")
+    return read(thoughts) if isinstance(thoughts, str) else None

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
@@ -16,9 +17,10 @@ from ..environments.alfworld.commands import project
 from ..environments.alfworld.games import find_games
 from ..thought_format import ThoughtFormat
 from ..types import Response, Transition
+from .action_text import from_thoughts
 from .alfworld_prompt import DRAWN_HAND, FIELDS, PROMPT, RUBRIC, list_commands, told, write_thought
-from .alfworld_words import objects_right, read_subgoal, subgoal_right
-from .base import Tool
+from .alfworld_words import objects_right, read_command, read_subgoal, subgoal_right
+from .base import Tool, contradicts
 
 ENV_ID = "trl_gtr/ALFWorld-v0"
 SAME_ACTIONS = 5
@@ -124,7 +126,11 @@ class ALFWorldTask:
         self.history, self.hide, self.max_command_characters = history, tuple(hide), max_command_characters
         self.observation_text, self.max_actions = observation_text, max_actions
         self.illegal_reward, self.task_type_weights = float(illegal_reward), task_type_weights
-        self.format = ThoughtFormat(FIELDS if thoughts else (), action_help="one of the possible actions, exactly")
+        self.format = ThoughtFormat(
+            FIELDS if thoughts else (),
+            action_help="one of the possible actions, exactly",
+            conclusion=partial(from_thoughts, read_command),
+        )
         self._hand = "" if self.env_kwargs.get("backend") == "thor" else DRAWN_HAND
 
     def make_env(self, *, evaluation: bool = False) -> gym.Env:
@@ -207,7 +213,8 @@ class ALFWorldTask:
         if not plan or plan[0] not in info["admissible_commands"]:
             return None
         thoughts = write_thought(info, plan[0])
-        if hint is not None and all(self.judge(hint, info).values()):
+        true = hint is not None and all(self.judge(hint, info).values())
+        if hint is not None and true and not contradicts(self, hint.fields, plan[0], info):
             thoughts = hint.fields["thoughts"]
         return self.format.parse(self.format.render({"thoughts": thoughts} if self.format.fields else {}, plan[0]))
 

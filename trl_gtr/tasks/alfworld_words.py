@@ -50,6 +50,15 @@ _VERBS = (
 )
 _VERB = re.compile(r"\b(?:" + "|".join(f"(?P<v{i}>{pattern})" for i, (_, pattern) in enumerate(_VERBS)) + r")\b")
 
+_THING = r"(?:the )?(\w+ \d+)"
+_COMMAND = re.compile(
+    rf"(?<!not )(?<!n't )(?<!never )\b(?:(?P<one>go to|open|close|use|toggle|examine) {_THING}"
+    rf"|(?P<from>take) {_THING} from {_THING}|(?P<to>move|put) {_THING} (?:to|in/on|into|onto|in|on) {_THING}"
+    rf"|(?P<with>heat|cool|clean|slice) {_THING} with {_THING})\b"
+)
+_LATER = re.compile(r"^(?:if|then|after|afterwards|later|once|when)\b")
+_SO = re.compile(r"\bso\b|\baction is\b")
+
 
 def plain(thoughts: str) -> str:
     """Lower case, and every kind as one word."""
@@ -126,3 +135,26 @@ def subgoal_right(thoughts: str, subgoal: tuple[str, ...] | list[str]) -> bool:
     verbs, thing, named = read
     verb, wanted, receptacle = subgoal
     return verb in verbs and thing == wanted and (verb != "put" or receptacle in named)
+
+
+def read_command(thoughts: str) -> str | None:
+    """The command that the thought concludes, possible or not, in the dialect of ALFWorld 0.4.
+
+    It is looked for in the last sentence that names a whole command and doesn't begin with a word such as *if*, *then*
+    or *later*: the first one behind the last "so" or "action is" that has one behind it, else the first.
+    """
+    for sentence in reversed(_SENTENCE.split(plain(thoughts))):
+        found = [] if _LATER.match(sentence) else list(_COMMAND.finditer(sentence))
+        if found:
+            cue = max((so.end() for so in _SO.finditer(sentence) if so.end() < found[-1].start()), default=0)
+            return _spelt(next(match for match in found if match.start() > cue or not cue))
+    return None
+
+
+def _spelt(command: re.Match[str]) -> str:
+    things = [name for name in command.groups() if name and name[-1].isdecimal()]
+    if command["one"]:
+        return f"{command['one']} {things[0]}"
+    if command["from"]:
+        return f"take {things[0]} from {things[1]}"
+    return f"move {things[0]} to {things[1]}" if command["to"] else f"{command['with']} {things[0]} with {things[1]}"

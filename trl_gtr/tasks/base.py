@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import gymnasium as gym
+import numpy as np
 
 from ..thought_format import ThoughtFormat
 from ..types import Response, Transition
@@ -126,3 +127,18 @@ class FinesIllegalActions(Protocol):
 
     illegal_reward: float
     """Added to the step's reward. The environment can't do it: it never sees the illegal action."""
+
+
+def contradicts(task: Task, thought: Mapping[str, Any], action: str | None, info: Mapping[str, Any]) -> bool:
+    """Do a thought's own words conclude another action than this one? Not if either names none.
+
+    Such a thought is no lesson, however true its reading is: "My total is 20, so I hit" beside "stand" teaches the
+    agent not to mean what it says.
+    """
+    concluded = task.format.conclusion(thought)
+    if concluded is None or action is None:
+        return False
+    meant, done = (task.to_env_action(Response("", thought, text), info) for text in (concluded, action))
+    if meant is None or done is None:  # one of them is not legal
+        return meant is not done
+    return not np.array_equal(meant, done)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -14,8 +15,8 @@ import gymnasium as gym
 from .. import environments  # noqa: F401  registers the games
 from ..thought_format import Field, ThoughtFormat
 from ..types import Response, Transition
-from .action_text import match_action
-from .base import Rubric, Tool
+from .action_text import from_thoughts, match_action
+from .base import Rubric, Tool, contradicts
 from .wrappers import InfoCopies
 
 ENV_ID = "gym_cards/Blackjack-v0"
@@ -55,6 +56,24 @@ _TOTALS = (re.compile(r"\b(?:total|sum)\b", re.IGNORECASE), re.compile(r"\b(?:I 
 _NUMBER = re.compile(r"(?<![\w.])[1-9][0-9]?(?![\w]|\.[0-9])")
 _IN_TOTAL = re.compile(r"(?<![\w.])([1-9][0-9]?) in total\b", re.IGNORECASE)
 _SENTENCE = re.compile(r"[;!?\n]|\.(?=\s|$)")
+_CHOICE = re.compile(
+    r"\b(?:(?P<stand>stand(?:ing)?|stay(?:ing)?)|hit(?:ting)?|draw(?:ing)? (?:a|another|one|one more) card)\b",
+    re.IGNORECASE,
+)
+# Words around a choice that say that it isn't made: "don't hit", "if I hit", "a hit would", "the dealer must hit".
+_NOT_CHOSEN = re.compile(
+    r"""(?:\b(?:not|never|without)\b|n['’]t\b)(?:\s+(?!so\b|I\b)\w+){0,2}\s*$
+    |\b(?:rather|other|better|instead)\ (?:than|of)(?:\ to)?\s*$
+    |\b(?:a|the|another|any|every)\s*$
+    |\b(?:if|when|whether|unless|should|were)\ (?:I|we|you)\ (?:to\ )?$
+    |\bdealer\s+(?:(?!so\b|I\b)\w+\s+){0,2}$""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_RULED_OUT = re.compile(
+    r"\s+(?:would|could|might|may|can|risks?|loses|busts?|a chance|is (?:too|not|risky|dangerous|bad|wrong|worse))\b",
+    re.IGNORECASE,
+)
+_REACH = 40  # characters before a choice in which such words are looked for
 
 
 def read_total(thoughts: str) -> int | None:
@@ -81,6 +100,20 @@ def read_dealer(thoughts: str) -> int | None:
         if match := _beside(sentence, _DEALER, _RANK):
             return _VALUES.get(match.casefold()) or int(match)
     return None
+
+
+def read_choice(thoughts: str) -> str | None:
+    """`stand` or `hit`: the last of them that the text settles on.
+
+    "stay" is to stand, "draw a card" to hit. Passed over is what isn't chosen: "I don't hit", "if I hit", "rather than
+    hit", "a hit would …", "the dealer must hit".
+    """
+    chosen = None
+    for match in _CHOICE.finditer(thoughts):
+        before = thoughts[max(0, match.start() - _REACH) : match.start()]
+        if not _NOT_CHOSEN.search(before) and not _RULED_OUT.match(thoughts, match.end()):
+            chosen = "stand" if match["stand"] else "hit"
+    return chosen
 
 
 def _beside(sentence: str, cue: re.Pattern[str], wanted: re.Pattern[str]) -> str | None:
@@ -123,7 +156,8 @@ class BlackjackTask:
     ) -> None:
         self.env_kwargs = dict(env_kwargs or {})
         self.cut = cut  # nothing to cut here: a hand that can't be won is over
-        self.format = ThoughtFormat(FIELDS if thoughts else (), action_help="stand or hit")
+        conclusion = partial(from_thoughts, read_choice)
+        self.format = ThoughtFormat(FIELDS if thoughts else (), action_help="stand or hit", conclusion=conclusion)
         self._prompt = PROMPT.format(instructions=self.format.instructions())
 
     def make_env(self, *, evaluation: bool = False) -> gym.Env:
@@ -179,7 +213,7 @@ class BlackjackTask:
             "action": action,
         }
         thoughts = FRAMES[counts[0] % len(FRAMES)].format(**words)
-        if hint and all(self.judge(hint, info).values()):
+        if hint and all(self.judge(hint, info).values()) and not contradicts(self, hint.fields, action, info):
             thoughts = hint.fields["thoughts"]
         return self.format.respond({"thoughts": thoughts} if self.format.fields else {}, action)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -15,7 +16,7 @@ import gymnasium as gym
 from .. import environments  # noqa: F401  registers the games
 from ..thought_format import Field, ThoughtFormat
 from ..types import Response, Transition
-from .action_text import match_action, plain_signs
+from .action_text import from_thoughts, match_action, plain_signs
 from .base import Rubric, Tool
 
 ENV_ID = "gym_cards/NumberLine-v0"
@@ -80,7 +81,8 @@ class NumberLineTask:
     ) -> None:
         self.env_kwargs = dict(env_kwargs or {})
         self.cut = cut  # nothing to cut here: every state can still be won
-        self.format = ThoughtFormat(FIELDS if thoughts else (), action_help="- or +")
+        conclusion = partial(from_thoughts, named_direction)
+        self.format = ThoughtFormat(FIELDS if thoughts else (), action_help="- or +", conclusion=conclusion)
         self._prompt = PROMPT.format(
             max_position=self.env_kwargs.get("max_position", 5), instructions=self.format.instructions()
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -15,7 +16,7 @@ import gymnasium as gym
 from .. import environments  # noqa: F401  registers the games
 from ..thought_format import Field, ThoughtFormat
 from ..types import Response, Transition
-from .action_text import match_action, plain_signs
+from .action_text import from_thoughts, match_action, plain_signs
 from .base import Tool
 from .points_rubric import rubric, solver_tool
 from .points_rules import COUNTS, RANKS, PointsRules, printed_ranks, read_ranks, written
@@ -55,7 +56,12 @@ class PointsTask:
         self.name, self.env_id, self.rules, self.cut = name, env_id, rules, cut
         self.env_kwargs = dict(env_kwargs or {})
         self.hands = None if hands is None else checked_hands(hands, rules)
-        self.format = ThoughtFormat(_fields(rules) if thoughts else (), action_help="the next symbol")
+        next_symbol = partial(read_symbol, symbols=rules.symbols, target=rules.target)
+        self.format = ThoughtFormat(
+            _fields(rules) if thoughts else (),
+            action_help="the next symbol",
+            conclusion=partial(from_thoughts, next_symbol),
+        )
         self.rubric = rubric(rules)
         self.tools: Sequence[Tool] = (solver_tool(rules),) if rules.parentheses else ()
         self._prompt = PROMPT.format(
