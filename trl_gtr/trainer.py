@@ -117,6 +117,7 @@ class GTRTrainer(ResumableTrainer):
             first_index=PartialState().process_index * local_envs,
             seed=args.seed,
             invalid_action=args.invalid_action,
+            pickle_environments=args.pickle_environments,
         )
         model, processing_class = _load(model, processing_class, args)
         value_head = ValueHead(model.config.get_text_config().hidden_size, args.value_head_sizes)

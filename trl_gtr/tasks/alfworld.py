@@ -98,6 +98,8 @@ class ALFWorldTask:
     def make_env(self, *, evaluation: bool = False) -> gym.Env:
         split = self.evaluation_split if evaluation else self.split
         env = gym.make(ENV_ID, disable_env_checker=True, **{"split": split, **self.env_kwargs})
+        if env.unwrapped.spec is not None:  # Unity's pixels depend on the GPU
+            env.unwrapped.spec.nondeterministic = self.env_kwargs.get("backend") == "thor"
         return RepetitionEnds(env) if self.cut and not evaluation else env
 
     def prompt(self, observation: Any, info: Mapping[str, Any]) -> str:
