@@ -19,6 +19,8 @@ import trl_gtr.environments  # noqa: F401  registers the games
 from trl_gtr.environments.alfworld import ALFWorldEnv
 from trl_gtr.environments.alfworld.belief import Belief
 from trl_gtr.environments.alfworld.check import missing_for_thor, report
+from trl_gtr.environments.replay import Replayable
+from trl_gtr.tasks.alfworld import ALFWorldTask
 
 
 @pytest.fixture
@@ -92,6 +94,19 @@ class TestStandIn:
         env.reset(seed=0)
         env.step("go to fridge 1")
         twin = pickle.loads(pickle.dumps(env))
+        assert env.step("open fridge 1")[4] == twin.step("open fridge 1")[4]
+
+    def test_plain_data_replays_its_commands(self, games: list[Path]) -> None:
+        env, twin = (
+            Replayable(ALFWorldTask(env_kwargs={"backend": "thor", "games": games}).make_env()) for _ in range(2)
+        )
+        env.reset(seed=0)
+        env.reset()
+        env.step("go to fridge 1")
+        state = env.get_state()
+        state["outcome"]["observation"] = "drawn by another GPU"
+        with pytest.warns(UserWarning, match="another observation"):
+            twin.set_state(json.loads(json.dumps(state)))
         assert env.step("open fridge 1")[4] == twin.step("open fridge 1")[4]
 
     def test_an_error_in_the_simulator_surfaces(self, games: list[Path]) -> None:

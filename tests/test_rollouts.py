@@ -257,7 +257,7 @@ def test_an_environment_that_cant_be_saved_says_so():
 
     collector(Unpicklable()).state_dict()  # nobody pickles it
     with pytest.raises(
-        ValueError, match="pickle '_thread.lock' object. Change that, or train with `save_strategy='no'`"
+        ValueError, match=r"pickle '_thread.lock' object\. Change that, or train with `save_strategy='no'`"
     ):
         collector(Unpicklable(), pickle_environments=True).state_dict()
 
@@ -276,6 +276,7 @@ def test_pickles_are_written_and_read_only_by_who_asks_for_them():
     # Plain data can be read in any case.
     plain = collector(ColourTask(length=5))
     plain.collect(3)
+    again = collector(ColourTask(length=5), pickle_environments=True)
     again.load_state_dict(plain.state_dict())
     assert [info["colour"] for info in again.infos] == [info["colour"] for info in plain.infos]
 

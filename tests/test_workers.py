@@ -182,7 +182,7 @@ def test_what_can_not_be_played_again_is_refused_in_one_line() -> None:
         envs.reset(seed=0)
         (state,) = envs.get_states()
         state["environment"]["outcome"]["info"] = "another"
-        with pytest.raises(ValueError, match="^<Counter.*with another info"):
+        with pytest.raises(ValueError, match=r"^<Counter.*with another info"):
             envs.set_states([state])
         envs.set_states([state], exact=False)
         assert envs.step(["go"])[0].tolist()[0][0] == 1

@@ -70,8 +70,8 @@ def check(folder: str | Path, settings: Mapping[str, Any], allow_changes: bool =
         return f"{folder} is damaged: {CONTENTS_FILE} can't be read ({error!r})."
     if found != FORMAT:
         return (
-            f"{folder} is a checkpoint of format {found!r}, and this version of trl-gtr reads format {FORMAT} only: end "
-            "that run with the version that began it, or start a new one with this folder as the model."
+            f"{folder} is a checkpoint of format {found!r}, and this version of trl-gtr reads format {FORMAT} only: "
+            "end that run with the version that began it, or start a new one with this folder as the model."
         )
     for name, (size, checksum) in files:
         path = folder / name

@@ -204,8 +204,7 @@ class GTRConfig(PPOConfig):
     pickle_environments: bool = _field(
         False,
         "Save environments as pickles instead of playing their episodes again on resuming: for environments whose "
-        "episodes don't follow from seed and actions. Whoever can write to such a checkpoint can execute code where it "
-        "is resumed.",
+        "episodes don't follow from seed and actions. Resuming executes whatever such a checkpoint says.",
     )
 
     # --- what is shown ----------------------------------------------------------------------------------------

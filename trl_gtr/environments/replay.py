@@ -40,6 +40,8 @@ class Replayable(gym.Wrapper):
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
         self._start: dict[str, Any] | None = None
+        self._actions: list[Any] = []
+        self._rewards: list[float] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         start = {"seed": seed, "options": copy.deepcopy(options), "random": self._random() if seed is None else None}
