@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,9 @@ from gymnasium.utils.env_checker import check_env
 
 import trl_gtr.environments  # noqa: F401  registers the games
 from trl_gtr.environments.alfworld import TASK_TYPES, ALFWorldEnv
+from trl_gtr.environments.workers import WorkerVectorEnv
+from trl_gtr.plain_data import decode, encode, fingerprint
+from trl_gtr.rollouts import unpack_infos
 
 pytestmark = needs_alfworld
 
@@ -230,6 +235,30 @@ def test_a_copy_goes_on_where_the_original_was() -> None:
         assert np.array_equal(one, other)
         assert rest == others
     assert env.reset()[1] == twin.reset()[1]
+
+
+def test_workers_go_on_from_plain_data() -> None:
+    """In other processes, in the middle of an episode and after its end; illegal commands are played again too."""
+    envs, others = (WorkerVectorEnv(partial(make, games="bundled", expert="explorer"), 2) for _ in range(2))
+    try:
+        _, infos = envs.reset(seed=[0, 1])
+        others.reset(seed=[5, 6])
+        for illegal in (True, False):
+            for step in range(25):
+                commands = [plan[0] for plan in infos["extra.expert_plan"]]
+                infos = envs.step(["dance", "go"] if illegal and step == 1 else commands)[4]
+            states = json.loads(json.dumps(encode(envs.get_states())))
+            observations, restored = others.set_states(decode(states))
+            assert np.array_equal(observations, envs._observations())
+            assert fingerprint(unpack_infos(restored, 2)) == fingerprint([info for _, info in envs._last])
+            command = ["look", infos["extra.expert_plan"][1][0]]
+            (one, *_, info), (other, *_, again) = envs.step(command), others.step(command)
+            assert np.array_equal(one, other)
+            assert fingerprint(unpack_infos(info, 2)) == fingerprint(unpack_infos(again, 2))
+            infos = info
+    finally:
+        envs.close()
+        others.close()
 
 
 def test_a_copy_of_an_unused_environment() -> None:

@@ -25,7 +25,9 @@ import trl_gtr.environments  # noqa: F401  registers the games
 from trl_gtr.environments.alfworld import ALFWorldEnv
 from trl_gtr.environments.alfworld.belief import Belief
 from trl_gtr.environments.alfworld.check import missing_for_thor, report, thor_findings
+from trl_gtr.environments.replay import Replayable
 from trl_gtr.environments.workers import WorkerVectorEnv
+from trl_gtr.tasks.alfworld import ALFWorldTask
 
 SIMPLE = "pick_and_place_simple"
 SMALL = "look_at_obj_in_light"  # in the room with the fewest receptacles
@@ -118,6 +120,19 @@ class TestThor:
             assert env.step("open fridge 1")[4] == twin.step("open fridge 1")[4]
         finally:
             twin.close()
+
+    def test_plain_data_replays_its_commands(self, games: list[Path]) -> None:
+        env, twin = (
+            Replayable(ALFWorldTask(env_kwargs={"backend": "thor", "games": games}).make_env()) for _ in range(2)
+        )
+        env.reset(seed=0)
+        env.reset()
+        env.step("go to fridge 1")
+        state = env.get_state()
+        state["outcome"]["observation"] = "drawn by another GPU"
+        with pytest.warns(UserWarning, match="another observation"):
+            twin.set_state(json.loads(json.dumps(state)))
+        assert env.step("open fridge 1")[4] == twin.step("open fridge 1")[4]
 
     def test_the_global_generator_is_left_alone(self, make: Any) -> None:
         random.seed(5)

@@ -292,15 +292,79 @@ def test_a_restored_collector_goes_on_where_it_was():
     assert [len(e) for e in again.episodes] == [len(e) for e in expected.episodes]
 
 
-def test_an_environment_that_cant_be_pickled_says_so():
+class Odd:
+    """Is no plain data."""
+
+
+class OddTask(ColourTask):
+    """Its infos hold something that only a pickle can."""
+
+    def make_env(self, *, evaluation=False):
+        class OddEnv(ColourEnv):
+            def _show(self):
+                observation, info = super()._show()
+                return observation, {**info, "odd": Odd()}
+
+        return OddEnv(**self.env_kwargs)
+
+
+def test_an_environment_that_cant_be_saved_says_so():
+    with pytest.raises(ValueError, match=r"Odd is no plain data.*`pickle_environments=True`, or `save_strategy='no'`"):
+        collector(OddTask()).state_dict()
+
     class Unpicklable(ColourTask):
         def make_env(self, *, evaluation=False):
             env = ColourEnv()
             env.lock = threading.Lock()
             return env
 
-    with pytest.raises(ValueError, match="save_strategy='no'"):
-        collector(Unpicklable()).state_dict()
+    collector(Unpicklable()).state_dict()  # nobody pickles it
+    with pytest.raises(
+        ValueError, match=r"pickle '_thread.lock' object\. Change that, or train with `save_strategy='no'`"
+    ):
+        collector(Unpicklable(), pickle_environments=True).state_dict()
+
+
+def test_pickles_are_written_and_read_only_by_who_asks_for_them():
+    source = collector(OddTask(length=5), pickle_environments=True)
+    source.collect(2)
+    state = source.state_dict()
+    expected = source.collect(4)
+    with pytest.raises(ValueError, match="only if you trust whoever wrote it"):
+        collector(ColourTask(length=5)).load_state_dict(state)
+    again = collector(OddTask(length=5), pickle_environments=True, seed=9)
+    again.load_state_dict(state)
+    colours = [(t.info["colour"], t.reward) for t in again.collect(4).transitions]
+    assert colours == [(t.info["colour"], t.reward) for t in expected.transitions]
+    # Plain data can be read in any case.
+    plain = collector(ColourTask(length=5))
+    plain.collect(3)
+    again = collector(ColourTask(length=5), pickle_environments=True)
+    again.load_state_dict(plain.state_dict())
+    assert [info["colour"] for info in again.infos] == [info["colour"] for info in plain.infos]
+
+
+def test_a_collector_that_is_rewound_goes_on_from_there():
+    source = collector(ColourTask(length=5), script=lambda image: "no idea", seed=3)
+    source.collect(2)
+    state = source.state_dict()
+    expected = source.collect(4)
+    source.rewind(state)
+    assert source.state_dict() is state  # for a checkpoint; nothing is played for it
+    again = source.collect(4)
+    assert [(t.info, t.reward) for t in again.transitions] == [(t.info, t.reward) for t in expected.transitions]
+    assert source.state_dict() is not state
+
+
+def test_episodes_that_come_out_otherwise_are_refused_unless_allowed():
+    source, other = collector(ColourTask(length=5), seed=3), collector(ColourTask(length=5, blank=True), seed=3)
+    source.collect(2)
+    with pytest.raises(ValueError, match=r"another observation.*`allow_changed_config=True`"):
+        other.load_state_dict(source.state_dict())
+    with pytest.warns(UserWarning, match="another observation"):
+        other.load_state_dict(source.state_dict(), exact=False)
+    assert all(np.abs(image.mean() - 128) < 5 for image in other.images)  # what the environment shows now
+    assert [info["colour"] for info in other.infos] == [info["colour"] for info in source.infos]
 
 
 def test_a_checkpoint_of_another_size_is_refused():

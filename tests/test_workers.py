@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from trl_gtr.environments.workers import WorkerLost, WorkerVectorEnv
 from trl_gtr.evaluation import evaluate_agent
 from trl_gtr.metrics import Means
+from trl_gtr.plain_data import decode, encode
 from trl_gtr.rollout_metrics import count_rollout
 from trl_gtr.rollouts import RolloutCollector, unpack_infos
 from trl_gtr.types import Generation, Rollout
@@ -105,7 +107,7 @@ def test_states_are_saved_and_restored() -> None:
         envs.reset(seed=5)
         envs.step(["go", "go"])
         others.reset(seed=9)
-        others.set_states(envs.get_states())
+        others.set_states(decode(json.loads(json.dumps(encode(envs.get_states())))))
         for _ in range(6):
             assert all(
                 same(one, other) for one, other in zip(envs.step(["go"] * 2), others.step(["go"] * 2), strict=True)
@@ -124,7 +126,7 @@ def test_a_worker_lost_between_steps_costs_one_episode_here_and_where_its_state_
         others.reset(seed=9)
         before = envs.step(["go", "go"])[0]
         envs.workers[0].kill()
-        states = envs.get_states()
+        states = decode(json.loads(json.dumps(encode(envs.get_states()))))
         os.kill(others.workers[1].pid, signal.SIGKILL)
         others.set_states(states)  # and a worker that is lost there is replaced
         for each in (envs, others):
@@ -140,12 +142,26 @@ def test_a_worker_lost_between_steps_costs_one_episode_here_and_where_its_state_
         others.close()
 
 
-def test_environments_that_can_not_be_pickled_are_kept() -> None:
-    class Unpicklable(Counter):
-        def __getstate__(self) -> dict[str, Any]:
-            raise TypeError("not me")
+class Forgetful(Counter):
+    """Can't be pickled, and counts episodes: another copy can't know how many there were."""
 
-    envs = WorkerVectorEnv(Unpicklable, 1, recycle_after=1)
+    episodes = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("not me")
+
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        self.episodes += 1
+        observation, info = super().reset(**kwargs)
+        return observation, {**info, "episodes": self.episodes}
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_environments_that_can_not_be_restored_are_kept(pickled: bool) -> None:
+    def make_forgetful() -> gym.Env:
+        return Forgetful()
+
+    envs = WorkerVectorEnv(make_forgetful, 1, recycle_after=2, pickle_environments=pickled)
     try:
         envs.reset(seed=0)
         pid = envs.workers[0].pid
@@ -154,7 +170,22 @@ def test_environments_that_can_not_be_pickled_are_kept() -> None:
             for _ in range(12):
                 envs.step(["go"])
         assert ["recycled no more" in str(each.message) for each in said] == [True]
+        assert ("not me" if pickled else "with another start") in str(said[0].message)
         assert (envs.workers[0].pid, envs.lost_episodes) == (pid, 0)
+    finally:
+        envs.close()
+
+
+def test_what_can_not_be_played_again_is_refused_in_one_line() -> None:
+    envs = WorkerVectorEnv(make, 1)
+    try:
+        envs.reset(seed=0)
+        (state,) = envs.get_states()
+        state["environment"]["outcome"]["info"] = "another"
+        with pytest.raises(ValueError, match=r"^<Counter.*with another info"):
+            envs.set_states([state])
+        envs.set_states([state], exact=False)
+        assert envs.step(["go"])[0].tolist()[0][0] == 1
     finally:
         envs.close()
 

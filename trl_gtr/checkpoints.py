@@ -1,5 +1,7 @@
 """What a resumed run needs beside the policy: value head, correction buffer, environments, counters.
 
+It is data: nothing in it is executed (DeepSpeed's own files and `pickle_environments=True` excepted).
+
 `Trainer` writes policy (an ordinary `from_pretrained` folder), optimizer, scheduler, random states and its own
 counters; the rest is here, in the same checkpoint folder. A checkpoint is written under another name and gets its own
 when it is whole; a list of its files and settings is in it, by which a damaged or foreign one is refused.
@@ -7,6 +9,8 @@ when it is whole; a list of its files and settings is in it, by which a damaged 
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 import random
 import zlib
@@ -21,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.trainer_utils import get_last_checkpoint
 
+from . import plain_data
 from .files import sync
 from .models import unwrap_adapter
 from .rollouts import RolloutCollector
@@ -29,9 +34,11 @@ from .thought_cloning import CorrectionBuffer
 VALUE_HEAD_FILE = "value_head.safetensors"
 CLONING_FILE = "cloning_optimizer.pt"
 BUFFER_FILE = "correction_buffer_{rank}.npz"
-ENVIRONMENTS_FILE = "environments_{rank}.pkl"
+ENVIRONMENTS_FILE = "environments_{rank}.json.gz"
 STATE_FILE = "gtr_state_{rank}.json"
 CONTENTS_FILE = "gtr_contents.json"
+FORMAT = 2
+"""Which kind of checkpoint this is; 1 held its environments as pickles."""
 INCOMPLETE = "incomplete_checkpoint"
 """Folder in the output folder for a checkpoint that is being written."""
 
@@ -40,6 +47,7 @@ def publish(folder: Path, final: Path, settings: Mapping[str, Any]) -> None:
     """Give a checkpoint that is whole its own name, at once."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     contents = {
+        "format": FORMAT,
         "settings": dict(settings),
         "files": {path.relative_to(folder).as_posix(): [path.stat().st_size, _checksum(path)] for path in files},
     }
@@ -57,9 +65,14 @@ def check(folder: str | Path, settings: Mapping[str, Any], allow_changes: bool =
     folder = Path(folder)
     try:
         contents = json.loads((folder / CONTENTS_FILE).read_text())
-        files, then = contents["files"].items(), dict(contents["settings"])
+        files, then, found = contents["files"].items(), dict(contents["settings"]), contents.get("format", 1)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{folder} is damaged: {CONTENTS_FILE} can't be read ({error!r})."
+    if found != FORMAT:
+        return (
+            f"{folder} is a checkpoint of format {found!r}, and this version of trl-gtr reads format {FORMAT} only: "
+            "end that run with the version that began it, or start a new one with this folder as the model."
+        )
     for name, (size, checksum) in files:
         path = folder / name
         if not path.is_file():
@@ -90,12 +103,12 @@ def _short(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:97]}…"
 
 
-def _checksum(path: Path) -> int:
-    checksum = 0
+def _checksum(path: Path) -> str:
+    checksum = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(2**20):
-            checksum = zlib.crc32(block, checksum)
-    return checksum
+            checksum.update(block)
+    return checksum.hexdigest()
 
 
 def random_states() -> dict[str, Any]:
@@ -151,7 +164,8 @@ def save_run_state(
     """What each process has for itself; `state` is plain JSON values."""
     folder = Path(folder)
     np.savez(folder / BUFFER_FILE.format(rank=rank), **buffer.state_dict())  # type: ignore[arg-type]
-    (folder / ENVIRONMENTS_FILE.format(rank=rank)).write_bytes(collector.state_dict())
+    with gzip.open(folder / ENVIRONMENTS_FILE.format(rank=rank), "wt", compresslevel=1) as file:
+        json.dump(plain_data.encode(collector.state_dict()), file)
     (folder / STATE_FILE.format(rank=rank)).write_text(json.dumps(state, indent=2))
 
 
@@ -159,12 +173,19 @@ def read_run_state(folder: str | Path, rank: int) -> dict[str, Any]:
     return json.loads((Path(folder) / STATE_FILE.format(rank=rank)).read_text())
 
 
-def load_run_state(folder: str | Path, rank: int, buffer: CorrectionBuffer, collector: RolloutCollector) -> None:
+def load_run_state(
+    folder: str | Path, rank: int, buffer: CorrectionBuffer, collector: RolloutCollector, exact: bool = True
+) -> None:
+    """For `exact` see `RolloutCollector.load_state_dict`."""
     folder = Path(folder)
     with np.load(folder / BUFFER_FILE.format(rank=rank), allow_pickle=False) as arrays:
         buffer.load_state_dict(dict(arrays))
-    # A checkpoint is as trusted as the code that wrote it: environments can only be stored as pickles.
-    collector.load_state_dict((folder / ENVIRONMENTS_FILE.format(rank=rank)).read_bytes())
+    file = folder / ENVIRONMENTS_FILE.format(rank=rank)
+    try:
+        environments = plain_data.decode(json.loads(gzip.decompress(file.read_bytes())))
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
+        raise ValueError(f"{folder} is damaged: {file.name} can't be read ({error!r}).") from error
+    collector.load_state_dict(environments, exact)
 
 
 def load_policy_weights(folder: str | Path, policy: nn.Module) -> None:

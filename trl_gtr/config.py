@@ -73,6 +73,7 @@ _FREE_FIELDS = (
     "ddp_timeout",
     "max_skipped_steps",
     "allow_changed_config",
+    "pickle_environments",
     "log_completions",
     "num_completions_to_print",
     "episode_log_rate",
@@ -234,6 +235,11 @@ class GTRConfig(PPOConfig):
     )
     allow_changed_config: bool = _field(
         False, "Resume although settings differ from the checkpoint's. The run is then not the one that it continues."
+    )
+    pickle_environments: bool = _field(
+        False,
+        "Save environments as pickles instead of playing their episodes again on resuming: for environments whose "
+        "episodes don't follow from seed and actions. Resuming executes whatever such a checkpoint says.",
     )
 
     # --- what is shown ----------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ class ResumableTrainer(PPOBridge):
         self.load_trainer_state(checkpoint)
         if self._checkpoint_folder().resolve() == Path(checkpoint).resolve():
             self._saved_step = self.state.global_step
-        checkpoints.load_run_state(checkpoint, rank, self.buffer, self.collector)
+        checkpoints.load_run_state(checkpoint, rank, self.buffer, self.collector, exact=not allowed)
         self.env_steps, self.updater.skipped_in_a_row = state["env_steps"], state["skipped_in_a_row"]
         self.failed_corrections = Counter(state.get("failed_corrections", {}))
         if state["corrector"] is not None and hasattr(self.corrector, "load_state_dict"):
@@ -171,7 +171,7 @@ class ResumableTrainer(PPOBridge):
             where = f"Resume from {self._checkpoint_folder()}." if saved else "Nothing is saved (save_strategy='no')."
             logger.warning("The run stops after update %d: %s. %s", self.state.global_step, reason, where)
 
-    def _before_collection(self) -> tuple[bytes, dict[str, Any]] | None:
+    def _before_collection(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """What collecting changes, where a checkpoint may have to be written of the state before it."""
         if self.args.save_strategy == "no" or self._saved_step == self.state.global_step:
             return None
@@ -181,7 +181,7 @@ class ResumableTrainer(PPOBridge):
         self,
         received: Sequence[int | None],
         faults: Sequence[str | None] = (),
-        before: tuple[bytes, dict[str, Any]] | None = None,
+        before: tuple[dict[str, Any], dict[str, Any]] | None = None,
     ) -> None:
         """On a signal to any process, or where one can't act: save where the last update ended, and leave.
 
@@ -195,7 +195,7 @@ class ResumableTrainer(PPOBridge):
         if number is None and fault is None:
             return
         if before is not None:
-            self.collector.load_state_dict(before[0])
+            self.collector.rewind(before[0])
             checkpoints.set_random_states(before[1])
         self._stop_early(fault or f"{signal.Signals(number or 0).name} received")
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)

@@ -18,11 +18,11 @@ from typing import Any, Protocol
 import cloudpickle
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from .cancellation import Cancellation
 from .correctors.background import DaemonPool
 from .correctors.base import Corrector
+from .environments.replay import LocalVectorEnv
 from .environments.workers import WorkerVectorEnv
 from .pending_corrections import PendingCorrections
 from .tasks.base import FinesIllegalActions, Task
@@ -53,6 +53,7 @@ class RolloutCollector:
             processes plays the same deals.
         invalid_action: `"random"` or `"penalty"`, see `GTRConfig.invalid_action`.
         correction_workers: Vector steps whose corrections may be under way at once.
+        pickle_environments: See `GTRConfig.pickle_environments`.
     """
 
     def __init__(
@@ -66,10 +67,13 @@ class RolloutCollector:
         seed: int = 0,
         invalid_action: str = "random",
         correction_workers: int = 32,
+        pickle_environments: bool = False,
     ) -> None:
         self.task, self.generate, self.corrector = task, generate, corrector
         self.first_index, self.penalize = first_index, invalid_action == "penalty"
-        self.envs = make_vector_env(task, self.penalize, num_envs)
+        self.pickle_environments = pickle_environments
+        self._rewound: dict[str, Any] | None = None
+        self.envs = make_vector_env(task, self.penalize, num_envs, pickle_environments)
         self.pool = DaemonPool(correction_workers, "corrector")
         self._concurrency_named = -1
         indices = range(first_index, first_index + num_envs)
@@ -98,6 +102,8 @@ class RolloutCollector:
             correction_timeout: Seconds to wait at the end for corrections; what isn't back by then is given up.
             stopped: Asked between vector steps and while waiting; `True` ends the rollout where it stands.
         """
+        if self._rewound is not None:
+            self.load_state_dict(self._rewound)
         reopen = getattr(self.corrector, "reopen", None)
         if reopen is not None:
             reopen()  # an earlier run may have been interrupted
@@ -238,27 +244,57 @@ class RolloutCollector:
                 self.ended[i] += 1
         return finished
 
-    def state_dict(self) -> bytes:
-        """Everything that the next rollout depends on, the environments in mid-episode included."""
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next rollout depends on, the environments in mid-episode included, as plain data.
+
+        Cheap: what it refers to is replaced by the steps that follow, never changed.
+        """
+        if self._rewound is not None:
+            return self._rewound
         try:
-            envs = self.envs.get_states() if isinstance(self.envs, WorkerVectorEnv) else self.envs.envs
-            return cloudpickle.dumps((envs, self.rngs, self.images, self.infos, self.episodes, self.ended))
+            state = {
+                "environments": self.envs.get_states(),
+                "random": [dict(rng.bit_generator.state) for rng in self.rngs],
+                "episodes": [list(episode) for episode in self.episodes],
+                "ended": list(self.ended),
+            }
+            return {"pickled": cloudpickle.dumps(state)} if self.pickle_environments else state
         except Exception as error:
+            remedy = "" if self.pickle_environments else "`pickle_environments=True`, or "
             raise ValueError(
-                f"The environments of task {self.task.name!r} can't be pickled, so a checkpoint can't hold them: "
-                f"{error}. Make them picklable, or train with `save_strategy='no'`."
+                f"The environments of task {self.task.name!r} can't be saved, so a checkpoint can't hold them: "
+                f"{str(error).rstrip('.')}. Change that, or train with {remedy}`save_strategy='no'`."
             ) from error
 
-    def load_state_dict(self, state: bytes) -> None:
-        envs, self.rngs, self.images, self.infos, self.episodes, self.ended = cloudpickle.loads(state)
-        if len(envs) != self.envs.num_envs:
+    def load_state_dict(self, state: Mapping[str, Any], exact: bool = True) -> None:
+        """Go on from there. Episodes under way are played again, and if `exact` must come out as they were."""
+        if "pickled" in state:
+            if not self.pickle_environments:
+                raise ValueError(
+                    "The checkpoint holds environments as a pickle, which can execute anything: resume with "
+                    "`pickle_environments=True` only if you trust whoever wrote it."
+                )
+            state = cloudpickle.loads(state["pickled"])
+        stored = len(state["environments"])
+        if stored != self.envs.num_envs:
+            raise ValueError(f"The checkpoint holds {stored} environments for this process, not {self.envs.num_envs}.")
+        try:
+            observations, infos = self.envs.set_states(state["environments"], exact)
+        except ValueError as error:
             raise ValueError(
-                f"The checkpoint holds {len(envs)} environments for this process, not {self.envs.num_envs}."
-            )
-        if isinstance(self.envs, WorkerVectorEnv):
-            self.envs.set_states(envs)
-        else:
-            self.envs.envs = envs
+                f"The episodes of the checkpoint can't go on: {error} If something else is installed than when it was "
+                "written, set that back, or go on nevertheless with `allow_changed_config=True`."
+            ) from error
+        self.images = [np.array(image) for image in observations]
+        self.infos = unpack_infos(infos, stored)
+        for rng, random in zip(self.rngs, state["random"], strict=True):
+            rng.bit_generator.state = random
+        self.episodes, self.ended = [list(episode) for episode in state["episodes"]], list(state["ended"])
+        self._rewound = None
+
+    def rewind(self, state: dict[str, Any]) -> None:
+        """Be in an earlier state from now on. Its episodes are played again when that is needed."""
+        self._rewound = state
 
     def close(self) -> None:
         """End the environments, and the processes that they may have."""
@@ -283,11 +319,14 @@ def make_env(task: Task, penalize: bool, evaluation: bool = False) -> gym.Env:
     return SkippableStep(env) if penalize else env
 
 
-def make_vector_env(task: Task, penalize: bool, num_envs: int) -> SyncVectorEnv | WorkerVectorEnv:
+def make_vector_env(
+    task: Task, penalize: bool, num_envs: int, pickle_environments: bool = False
+) -> LocalVectorEnv | WorkerVectorEnv:
     make = partial(make_env, task, penalize)
     if in_processes(task):
-        return WorkerVectorEnv(make, num_envs, **getattr(task, "worker_options", {}))
-    return SyncVectorEnv([make] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+        options = getattr(task, "worker_options", {})
+        return WorkerVectorEnv(make, num_envs, pickle_environments=pickle_environments, **options)
+    return LocalVectorEnv(make, num_envs, pickle_environments=pickle_environments)
 
 
 class SkippableStep(gym.Wrapper):

@@ -133,6 +133,7 @@ class GTRTrainer(ResumableTrainer):
             first_index=PartialState().process_index * local_envs,
             seed=args.seed,
             invalid_action=args.invalid_action,
+            pickle_environments=args.pickle_environments,
         )
         model, processing_class = _load(model, processing_class, args)
         ensure_named_base(model, peft_config, processing_class, args.output_dir)

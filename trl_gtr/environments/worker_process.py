@@ -9,10 +9,12 @@ import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import cloudpickle
 import gymnasium as gym
+
+from .replay import Replayable
 
 CLOSING_TIME = 8.0
 """Seconds that an environment has to close, which may mean to end a simulator."""
@@ -54,13 +56,11 @@ class Served:
         found = self.env.get_wrapper_attr(name)
         return found(*arguments, **named) if callable(found) else found
 
-    def get_state(self) -> bytes:
-        return cloudpickle.dumps(self.env)
+    def get_state(self) -> Any:
+        return cast(Replayable, self.env).get_state()
 
-    def set_state(self, state: bytes) -> None:
-        restored = cloudpickle.loads(state)
-        self.close()
-        self.env = restored
+    def set_state(self, state: Any, exact: bool) -> tuple[Any, dict[str, Any]]:
+        return cast(Replayable, self.env).set_state(state, exact)
 
     def close(self) -> None:
         """Whoever comes second waits for the first."""
@@ -90,7 +90,7 @@ def _answer(method: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[str
     try:
         return "result", method(*arguments)
     except (ValueError, OSError, ImportError) as error:
-        if method.__name__ == "make":
+        if method.__name__ in ("make", "get_state", "set_state"):  # these say themselves what is wrong
             return "refusal", str(error)
         return "error", traceback.format_exc()
     except Exception:

@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -27,6 +28,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
+
+from .replay import restorable
 
 _BOOT = "import sys; sys.path[:] = {path!r}; from trl_gtr.environments.worker_process import main; main({fd})"
 _MAX_FAILURES = 3
@@ -43,7 +46,7 @@ class WorkerFailed(WorkerLost):
 
 
 class WorkerRefused(WorkerLost, ValueError):
-    """The environment can't be made: something that it needs is wrong or missing."""
+    """The environment can't be made, saved or restored: something that it needs is wrong or missing."""
 
 
 class Worker:
@@ -183,7 +186,8 @@ class WorkerVectorEnv(VectorEnv):
         step_timeout: Seconds that a step with its autoreset may take.
         start_timeout: Seconds that a start, a reset or the restoring of a state may take.
         recycle_after: Episodes after which a worker is replaced, its environment going on where it was; bounds the
-            memory of environments that leak. `None`: never. Needs environments that can be pickled.
+            memory of environments that leak. `None`: never. Needs environments that can be restored.
+        pickle_environments: Save and restore environments as pickles, not by replaying.
     """
 
     def __init__(
@@ -194,13 +198,14 @@ class WorkerVectorEnv(VectorEnv):
         step_timeout: float = 120.0,
         start_timeout: float = 300.0,
         recycle_after: int | None = 200,
+        pickle_environments: bool = False,
     ) -> None:
         if num_envs < 1 or (recycle_after is not None and recycle_after < 1):
             raise ValueError("num_envs and recycle_after must be at least 1 (recycle_after may be None).")
         self.num_envs = num_envs
         self.step_timeout, self.start_timeout, self.recycle_after = step_timeout, start_timeout, recycle_after
         self.lost_episodes = 0
-        self._make_env = cloudpickle.dumps(make_env)
+        self._make_env = cloudpickle.dumps(partial(restorable, make_env, pickle_environments))
         self._seeds = [np.random.default_rng() for _ in range(num_envs)]
         self._failures = [0] * num_envs
         self.workers = [Worker(self._make_env) for _ in range(num_envs)]
@@ -277,8 +282,8 @@ class WorkerVectorEnv(VectorEnv):
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
-    def get_states(self) -> list[bytes]:
-        """Every environment in mid-episode, pickled, with the random numbers to come.
+    def get_states(self) -> list[dict[str, Any]]:
+        """Every environment in mid-episode as plain data (see `Replayable`), with the random numbers to come.
 
         A worker that is found lost has no state. That its episode is lost too is the next step's news, here and where
         the states are restored.
@@ -286,45 +291,55 @@ class WorkerVectorEnv(VectorEnv):
         for worker in self.workers:
             worker.send("get_state")
         states = []
-        for i, worker in enumerate(self.workers):
+        for worker, (observation, info), seeds in zip(self.workers, self._last, self._seeds, strict=True):
+            random = dict(seeds.bit_generator.state)
             try:
-                state = worker.answer(self.start_timeout)
-            except WorkerFailed:
-                raise  # it can't be pickled
+                states.append({"environment": worker.answer(self.start_timeout), "random": random})
+            except (WorkerFailed, WorkerRefused):
+                raise  # it can't be saved
             except WorkerLost:
                 worker.kill()
-                state = None
-            states.append(cloudpickle.dumps((state, self._last[i], self._seeds[i])))
+                states.append({"environment": None, "random": random, "observation": observation, "info": info})
         return states
 
-    def set_states(self, states: Sequence[bytes]) -> None:
+    def set_states(self, states: Sequence[dict[str, Any]], exact: bool = True) -> tuple[Any, dict[str, Any]]:
+        """Restore them; observations and infos as from `reset`. For `exact` see `Replayable.set_state`."""
         if len(states) != self.num_envs:
             raise ValueError(f"There are {len(states)} states for {self.num_envs} environments.")
-        environments = []
-        for i, stored in enumerate(states):
-            state, self._last[i], self._seeds[i] = cloudpickle.loads(stored)
-            environments.append(state)
-            if state is None:
-                self.workers[i].kill()
+        for worker, state in zip(self.workers, states, strict=True):
+            if state["environment"] is None:
+                worker.kill()
             else:
-                self.workers[i].send("set_state", state)
-        for i, state in enumerate(environments):
-            if state is None:
-                continue
-            try:
-                self.workers[i].answer(self.start_timeout)
-            except WorkerFailed:
-                raise
-            except WorkerLost:
-                self.workers[i].stop()
-                self.workers[i] = self._worker_at(state)
+                worker.send("set_state", state["environment"], exact)
+        infos: dict[str, Any] = {}
+        for i, state in enumerate(states):
+            self._seeds[i].bit_generator.state = state["random"]
+            self._last[i] = self._restored(i, state, exact)
+            infos = self._add_info(infos, self._last[i][1], i)
+        return self._observations(), infos
 
-    def _worker_at(self, state: bytes) -> Worker:
+    def _restored(self, i: int, state: dict[str, Any], exact: bool) -> tuple[Any, dict[str, Any]]:
+        if state["environment"] is None:
+            return state["observation"], state["info"]
+        try:
+            return self.workers[i].answer(self.start_timeout)
+        except (WorkerFailed, WorkerRefused):
+            raise
+        except WorkerLost:
+            self.workers[i].stop()
+            self.workers[i], latest = self._worker_at(state["environment"], exact)
+            return latest
+
+    def _worker_at(self, state: Any, exact: bool = True) -> tuple[Worker, tuple[Any, dict[str, Any]]]:
+        """A new worker whose environment is in that state, and what it shows."""
         worker = Worker(self._make_env)
-        worker.send("set_state", state)
-        for _ in ("make", "set_state"):
-            worker.answer(self.start_timeout)
-        return worker
+        worker.send("set_state", state, exact)
+        try:
+            worker.answer(self.start_timeout)  # to "make"
+            return worker, worker.answer(self.start_timeout)
+        except WorkerLost:
+            worker.stop()
+            raise
 
     # -- workers come and go ---------------------------------------------------------------------------------------
 
@@ -360,10 +375,10 @@ class WorkerVectorEnv(VectorEnv):
         old = self.workers[i]
         old.send("get_state")
         try:
-            self.workers[i] = self._worker_at(old.answer(self.start_timeout))
-        except WorkerFailed as failure:
+            self.workers[i], _ = self._worker_at(old.answer(self.start_timeout))
+        except (WorkerFailed, WorkerRefused) as failure:
             warnings.warn(
-                f"Workers are recycled no more, for the environment can't be pickled: {failure}", stacklevel=3
+                f"Workers are recycled no more, for the environment can't go on in another: {failure}", stacklevel=3
             )
             self.recycle_after = None
         except WorkerLost:

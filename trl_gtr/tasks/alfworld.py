@@ -134,10 +134,13 @@ class ALFWorldTask:
         self._hand = "" if self.env_kwargs.get("backend") == "thor" else DRAWN_HAND
 
     def make_env(self, *, evaluation: bool = False) -> gym.Env:
-        if evaluation:
-            return gym.make(ENV_ID, disable_env_checker=True, **self._evaluation_kwargs())
         weights = {"task_type_weights": self.task_type_weights} if self.task_type_weights else {}
-        env = gym.make(ENV_ID, disable_env_checker=True, **{"split": self.split, **weights, **self.env_kwargs})
+        options = self._evaluation_kwargs() if evaluation else {"split": self.split, **weights, **self.env_kwargs}
+        env = gym.make(ENV_ID, disable_env_checker=True, **options)
+        if env.unwrapped.spec is not None:  # Unity's pixels depend on the GPU
+            env.unwrapped.spec.nondeterministic = self.env_kwargs.get("backend") == "thor"
+        if evaluation:
+            return env
         env = RepetitionEnds(env) if self.cut else env
         return env if self.max_actions is None else ActionLimit(env, self.max_actions)
 
