@@ -121,18 +121,22 @@ class TestThor:
         finally:
             twin.close()
 
-    def test_plain_data_replays_its_commands(self, games: list[Path]) -> None:
-        env, twin = (
-            Replayable(ALFWorldTask(env_kwargs={"backend": "thor", "games": games}).make_env()) for _ in range(2)
-        )
-        env.reset(seed=0)
-        env.reset()
-        env.step("go to fridge 1")
-        state = env.get_state()
-        state["outcome"]["observation"] = "drawn by another GPU"
-        with pytest.warns(UserWarning, match="another observation"):
-            twin.set_state(json.loads(json.dumps(state)))
-        assert env.step("open fridge 1")[4] == twin.step("open fridge 1")[4]
+    def test_plain_data_replays_its_commands(self, unity: Unity, tmp_path: Path) -> None:
+        task = ALFWorldTask(env_kwargs={"backend": "thor", "games": [write_game(tmp_path / "games", SIMPLE)]})
+        env, twin = (Replayable(task.make_env()) for _ in range(2))
+        try:
+            env.reset(seed=0)
+            env.reset()
+            env.step("go to fridge 1")
+            state = env.get_state()
+            state["outcome"]["observation"] = "drawn by another GPU"
+            with pytest.warns(UserWarning, match="another observation"):
+                twin.set_state(json.loads(json.dumps(state)))
+            assert env.step("open fridge 1")[4] == twin.step("open fridge 1")[4]
+        finally:
+            env.close()
+            twin.close()
+        assert unity.gone()
 
     def test_the_global_generator_is_left_alone(self, make: Any) -> None:
         random.seed(5)
