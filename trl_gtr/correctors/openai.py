@@ -17,11 +17,13 @@ from urllib.parse import urlsplit
 import numpy as np
 from PIL import Image
 
+from ..safe_text import one_line
 from ..types import Correction, CorrectionRequest, Share
+from . import bounded_http
 from .audit import is_true
 from .base import FALLBACK, BudgetExhausted, Corrector, CorrectorWrapper, failed, failure_kind
 from .budget import Budget, Limits, picture_tokens, price_of
-from .chat import ChatClient, KeyRejected
+from .chat import MAX_NAME, ChatClient, KeyRejected
 from .questions import VERSION
 from .session import Session
 
@@ -277,7 +279,8 @@ class OpenAICorrector:
         except (openai.APIConnectionError, asyncio.TimeoutError):
             raise ValueError(f"no answer from {self.server}: is the server up and base_url right?") from None
         if known and not self.azure and self.model not in known:
-            logger.warning("%s doesn't list a model %r; it lists %s", self.server, self.model, ", ".join(known[:10]))
+            listed = ", ".join(one_line(name, MAX_NAME) for name in known[:10])
+            logger.warning("%s doesn't list a model %r; it lists %s", self.server, self.model, listed)
 
     def _bad_key(self, status: int) -> str:
         names = "AZURE_OPENAI_API_KEY" if self.azure else "OPENAI_API_KEY"
@@ -343,15 +346,17 @@ def _make_client(
         import openai
     except ImportError:
         raise ImportError('OpenAICorrector needs the openai package: pip install "trl-gtr[openai]"') from None
+    http_client = openai.DefaultAsyncHttpxClient(
+        headers=bounded_http.HEADERS, event_hooks={"response": [bounded_http.bound]}, timeout=timeout
+    )
+    options: dict[str, Any] = {"max_retries": 0, "timeout": timeout, "http_client": http_client}
     try:
         if azure:
-            options: dict[str, Any] = {"azure_endpoint": base_url} if base_url else {}
-            return openai.AsyncAzureOpenAI(
-                api_key=api_key, api_version=api_version, max_retries=0, timeout=timeout, **options
-            )
-        return openai.AsyncOpenAI(api_key=api_key, base_url=base_url, max_retries=0, timeout=timeout)
+            endpoint = {"azure_endpoint": base_url} if base_url else {}
+            return openai.AsyncAzureOpenAI(api_key=api_key, api_version=api_version, **endpoint, **options)
+        return openai.AsyncOpenAI(api_key=api_key, base_url=base_url, **options)
     except openai.OpenAIError as error:
         if base_url and not azure and "api_key" in str(error):
             # Servers of one's own mostly want no key; the client insists on one.
-            return openai.AsyncOpenAI(api_key="none", base_url=base_url, max_retries=0, timeout=timeout)
+            return openai.AsyncOpenAI(api_key="none", base_url=base_url, **options)
         raise ValueError(f"the openai client can't be made: {error}") from None
