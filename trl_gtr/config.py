@@ -66,6 +66,7 @@ _FREE_FIELDS = (
     "ddp_timeout",
     "max_skipped_steps",
     "allow_changed_config",
+    "overwrite",
     "log_completions",
     "num_completions_to_print",
     "episode_log_rate",
@@ -199,6 +200,11 @@ class GTRConfig(PPOConfig):
     )
     allow_changed_config: bool = _field(
         False, "Resume although settings differ from the checkpoint's. The run is then not the one that it continues."
+    )
+    overwrite: bool = _field(
+        False,
+        "Start afresh in an output folder that holds an earlier run: its checkpoints, metrics, card and logged "
+        "episodes are removed as training begins, and nothing else. Without it such a folder is refused.",
     )
 
     # --- what is shown ----------------------------------------------------------------------------------------
