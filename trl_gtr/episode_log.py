@@ -180,8 +180,9 @@ def _last_steps(rollout: Rollout) -> list[int]:
 def write_shard(path: str | Path, rows: list[dict[str, Any]]) -> None:
     """One Parquet file in the schema, whole or not at all."""
     table = pa.Table.from_pylist([_storable(row) for row in rows], schema=SCHEMA.arrow_schema)
-    with written_whole(Path(path)) as unfinished:
-        pq.write_table(table, unfinished)
+    # A file and no name: pyarrow takes none that is no UTF-8.
+    with written_whole(Path(path)) as unfinished, unfinished.open("wb") as file:
+        pq.write_table(table, file)
 
 
 def _storable(row: Mapping[str, Any]) -> dict[str, Any]:
