@@ -28,7 +28,7 @@ async def bound(response: Any) -> None:
     bytes_of = _taken if answer else _taken_quietly
     source, limit = response.stream, MAX_BODY + 1 if answer else MAX_ERROR_BODY
 
-    class Bounded(library.AsyncByteStream):  # type: ignore[misc, name-defined]
+    class Bounded(library.AsyncByteStream):  # type: ignore[name-defined]
         def __aiter__(self) -> AsyncIterator[bytes]:
             return bytes_of(source, packed, limit)
 

@@ -352,8 +352,8 @@ def _make_client(
     options: dict[str, Any] = {"max_retries": 0, "timeout": timeout, "http_client": http_client}
     try:
         if azure:
-            endpoint = {"azure_endpoint": base_url} if base_url else {}
-            return openai.AsyncAzureOpenAI(api_key=api_key, api_version=api_version, **endpoint, **options)
+            options |= {"azure_endpoint": base_url} if base_url else {}
+            return openai.AsyncAzureOpenAI(api_key=api_key, api_version=api_version, **options)
         return openai.AsyncOpenAI(api_key=api_key, base_url=base_url, **options)
     except openai.OpenAIError as error:
         if base_url and not azure and "api_key" in str(error):

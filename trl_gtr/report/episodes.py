@@ -78,10 +78,10 @@ class Gallery:
 
 
 def _data_uri(picture: bytes) -> str:
-    image = Image.open(io.BytesIO(picture), formats=FORMATS)
-    if image.width * image.height > MOST_PIXELS:
-        raise ValueError(f"a picture of {image.width} × {image.height} pixels")
-    image = image.convert("RGB")
+    opened = Image.open(io.BytesIO(picture), formats=FORMATS)
+    if opened.width * opened.height > MOST_PIXELS:
+        raise ValueError(f"a picture of {opened.width} × {opened.height} pixels")
+    image = opened.convert("RGB")
     image.thumbnail((PICTURE_SIZE, PICTURE_SIZE), Image.Resampling.LANCZOS)
     webp = io.BytesIO()
     image.save(webp, "WEBP", quality=70, method=2)

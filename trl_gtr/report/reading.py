@@ -103,11 +103,12 @@ class RunFiles:
                 continue
             name = str(shard.relative_to(self.folder))
             for number, row in enumerate(self._shard(shard, name)):
-                wrong = _fault(row)
-                if wrong is None:
+                if row is None:
+                    continue  # said already
+                if wrong := _wrong_columns(row):
+                    self.skip(f"{name}, row {number}: {', '.join(wrong)} is not what a logged step has")
+                else:
                     yield row
-                elif row is not None:
-                    self.skip(f"{name}, row {number}: {wrong}")
 
     def _shard(self, path: Path, name: str) -> list[dict[str, Any] | None]:
         try:
@@ -153,10 +154,8 @@ def checked_card(card: Any) -> dict[str, Any]:
     return kept
 
 
-def _fault(row: dict[str, Any] | None) -> str | None:
-    """What is wrong with a logged step, `None` if nothing is."""
-    if row is None:
-        return "unreadable"
+def _wrong_columns(row: Mapping[str, Any]) -> list[str]:
+    """The columns in which a logged step isn't what it should be."""
     checks = {
         **{name: _is_count(row[name]) for name in _WHERE},
         **{name: isinstance(row[name], str | None) for name in _TEXTS},
@@ -169,8 +168,7 @@ def _fault(row: dict[str, Any] | None) -> str | None:
         "tokens": _all(row["tokens"], lambda e: isinstance(e, str)),
         "token_logprobs": _all(row["token_logprobs"], lambda e: e is None or is_number(e)),
     }  # fmt: skip
-    wrong = [name for name, right in checks.items() if not right]
-    return f"{', '.join(wrong)} is not what a logged step has" if wrong else None
+    return [name for name, right in checks.items() if not right]
 
 
 def _all(values: Any, fits: Any) -> bool:
