@@ -29,7 +29,7 @@ def main() -> None:
             make_task("alfworld", evaluation_split=split, **options) for split in ("train", "valid_unseen")
         )
         unseen.make_env(evaluation=True).close()  # what it lacks is told before a model is loaded
-        launch.check_output_dir(args, task, script.overwrite)
+        launch.check_output_dir(args, task)
         corrector = make_corrector(corrector_args) if args.thought_cloning_coef > 0 else None
         model, processor, peft_config = launch.load_model(model_args, args.model_init_kwargs)
         trainer = GTRTrainer(

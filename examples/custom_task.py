@@ -91,7 +91,7 @@ if __name__ == "__main__":
     config = Path(__file__).parent / "configs" / "custom_task.yaml"
     with launch.one_line_errors():
         script, args, model_args, _ = launch.parse(config, description=__doc__)
-        launch.check_output_dir(args, task := LampTask(), script.overwrite)
+        launch.check_output_dir(args, task := LampTask())
         model, processor, _ = launch.load_model(model_args, args.model_init_kwargs)
     data = prompt_and_completion(make_sft_dataset(task, 768, seed=args.seed))
     settings = {"num_train_epochs": 1, "per_device_train_batch_size": 32, "learning_rate": 2e-3, "max_length": None}

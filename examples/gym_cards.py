@@ -22,7 +22,7 @@ def main() -> None:
         script, args, model_args, corrector_args = launch.parse(config, description=__doc__)
         launch.refuse_unused(script, "task_options", "eval_hands")
         task = launch.task_with_hands(script.task, script.hands, cut=script.cut)
-        launch.check_output_dir(args, task, script.overwrite)
+        launch.check_output_dir(args, task)
         corrector = make_corrector(corrector_args) if args.thought_cloning_coef > 0 else None
         model, processor, peft_config = launch.load_model(model_args, args.model_init_kwargs)
         trainer = GTRTrainer(

@@ -25,7 +25,7 @@ def main() -> None:
         launch.refuse_other_tasks(script, "points24")
         task = launch.task_with_hands("points24", script.hands, cut=script.cut)
         eval_tasks = {hands: launch.task_with_hands("points24", hands) for hands in script.eval_hands}
-        launch.check_output_dir(args, task, script.overwrite)
+        launch.check_output_dir(args, task)
         corrector = make_corrector(corrector_args) if args.thought_cloning_coef > 0 else None
         model, processor, peft_config = launch.load_model(model_args, args.model_init_kwargs)
         trainer = GTRTrainer(

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from trl import ModelConfig
 from vlms import TEXT, byte_level_tokenizer
 
-from trl_gtr import command_line, launch, make_task, tiny_llava
+from trl_gtr import command_line, launch, make_task, output_folder, tiny_llava
 from trl_gtr.checkpoints import CONTENTS_FILE, save_value_head, saved_task
 from trl_gtr.models import load_policy
 from trl_gtr.policy import ValueHead
@@ -172,7 +172,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(tmp_
     file.write_text("task: blackjack\nnum_envs: 4\nlearning_rate: 2e-4\noutput_dir: here\n")
     argv = ["--config", str(file), "--num-envs", "8", "--overwrite"]
     script, args, model_args, _ = launch.parse(CONFIGS / "points24_tiny.yaml", argv)
-    assert (script.task, script.overwrite, args.num_envs, args.learning_rate) == ("blackjack", True, 8, 2e-4)
+    assert (script.task, args.overwrite, args.num_envs, args.learning_rate) == ("blackjack", True, 8, 2e-4)
     assert model_args.model_name_or_path is None  # of the default file nothing is left
 
 
@@ -275,12 +275,19 @@ def gtr_args(output_dir: Path, *argv: str) -> Any:
 
 
 def test_two_runs_are_not_mixed_in_one_folder(fails: Any, no_training: None, tmp_path: Path) -> None:
-    (tmp_path / "checkpoint-3").mkdir()
-    (tmp_path / "notes.txt").touch()
+    old, foreign = tmp_path / "checkpoint-3", tmp_path / "checkpoint-mine"
+    for folder in (old, foreign):
+        folder.mkdir()
+    (old / CONTENTS_FILE).touch()
     line = fails("gym_cards", "--output_dir", tmp_path)
     assert "is not empty. Use --overwrite to start afresh, --resume_from_checkpoint true to go on" in line
-    launch.check_output_dir(gtr_args(tmp_path), make_task("ezpoints"), overwrite=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]  # only what a run writes is removed
+    launch.check_output_dir(gtr_args(tmp_path, "--overwrite"), make_task("ezpoints"))
+    assert old.is_dir()  # until training begins: what fails before mustn't cost the earlier run
+    output_folder.remove_earlier_run(tmp_path)
+    assert list(tmp_path.iterdir()) == [foreign]  # only what a run writes is removed
+    old.mkdir()
+    with pytest.raises(ValueError, match="checkpoint-3 is no checkpoint of this trainer, so it isn't overwritten"):
+        launch.check_output_dir(gtr_args(tmp_path, "--overwrite"), make_task("ezpoints"))
 
 
 def test_a_folder_that_cannot_be_made(fails: Any, no_training: None, tmp_path: Path) -> None:

@@ -6,12 +6,14 @@ import json
 import multiprocessing
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from chat_server import ChatServer, says
 from corrector_cases import no_answer, number_line_request
+from hypothesis import given, settings, strategies as st
 
 from trl_gtr.correctors import (
     BudgetExhausted,
@@ -27,6 +29,11 @@ from trl_gtr.correctors.base import request_digest
 from trl_gtr.types import Correction, CorrectionRequest, Usage
 
 
+def thought(words: str) -> dict[str, Any]:
+    """One that fits the task."""
+    return {"current number": 1, "target number": 4, "thoughts": words}
+
+
 class Counting:
     """Answers each call with its number, as a sampling model would never repeat itself."""
 
@@ -40,7 +47,7 @@ class Counting:
         corrected = []
         for _ in requests:
             self.calls += 1
-            own = Correction("corrected", thought={"thoughts": f"answer {self.calls}"}, usage=Usage(calls=1, usd=0.5))
+            own = Correction("corrected", thought=thought(f"answer {self.calls}"), usage=Usage(calls=1, usd=0.5))
             corrected.append(self.answers.pop(0) if self.answers else own)
         return corrected
 
@@ -159,7 +166,8 @@ def test_file_systems_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert rerun.corrector.calls == 0  # type: ignore[attr-defined]
     other = Counting(Correction("unsolvable", reason="later"))
     digest = request_digest(REQUESTS[0])
-    assert rerun.store.put(digest, other.answers[0]).thought == {"thoughts": "answer 1"}  # the first one stays
+    kept = rerun.store.put(digest, other.answers[0], REQUESTS[0])
+    assert kept.thought == thought("answer 1")  # the first one stays
     assert list(tmp_path.rglob("*.tmp")) == []
 
 
@@ -181,7 +189,7 @@ def test_full_disk_costs_the_cache_and_not_the_run(
 def test_every_verdict_comes_back_as_it_was(tmp_path: Path) -> None:
     said = [
         Correction("right", action="+", target="1+1", usage=Usage(1, 2, 3, 0.5), latency=1.5, source="x"),
-        Correction("corrected", thought={"cards": ["A", "10"], "n": 3, "t": "é\n☃"}, action="hit", source="x"),
+        Correction("corrected", thought=thought("é\n☃\ud800") | {"target number": 4.5}, action="-", source="x"),
         Correction("unsolvable", reason="none", source="x"),
     ]
     CachedCorrector(Counting(*said), tmp_path).correct(REQUESTS[:3])
@@ -214,15 +222,134 @@ def test_replay_must_know_whose_answers(tmp_path: Path) -> None:
         RecordedCorrector(tmp_path, "three")
 
 
-def test_damaged_file_is_named(tmp_path: Path) -> None:
+# --- damaged files ------------------------------------------------------------------------------------------------
+
+ENTRY: dict[str, Any] = {
+    "verdict": "corrected",
+    "thought": thought("From 1 to 4 I go up."),
+    "action": "+",
+    "target": None,
+    "reason": None,
+    "usage": {"calls": 1, "prompt_tokens": 2, "completion_tokens": 3, "usd": 0.5},
+    "latency": 1.5,
+    "source": "counting",
+}
+DAMAGED: dict[str, bytes] = {
+    "empty": b"",
+    "torn": b'{"verdict": "ri',
+    "binary": bytes(range(256)) * 4,
+    "nested": b"[" * 200_000,
+    "longer than any answer": b" " * (2 << 20) + json.dumps(ENTRY).encode(),
+    "another shape": b"[1, 2]",
+    "no such verdict": json.dumps(ENTRY | {"verdict": "perhaps"}).encode(),
+    "verdict of another type": json.dumps(ENTRY | {"verdict": ["corrected"]}).encode(),
+    "missing keys": b'{"verdict": "right"}',
+    "unknown keys": json.dumps(ENTRY | {"more": 1}).encode(),
+    "usage of another shape": json.dumps(ENTRY | {"usage": 3}).encode(),
+    "amount below 0": json.dumps(ENTRY | {"latency": -1}).encode(),
+    "no number": json.dumps(ENTRY | {"latency": float("nan")}).encode(),
+    "thought of another shape": json.dumps(ENTRY | {"thought": ["up"]}).encode(),
+    "thought of another task": json.dumps(ENTRY | {"thought": {"cards": ["A"]}}).encode(),
+    "thought of nested parts": json.dumps(ENTRY | {"thought": thought("up") | {"thoughts": {"a": 1}}}).encode(),
+    "thought that is missing": json.dumps(ENTRY | {"thought": None}).encode(),
+    "thought beside another verdict": json.dumps(ENTRY | {"verdict": "right"}).encode(),
+    "illegal action": json.dumps(ENTRY | {"action": "jump"}).encode(),
+    "action of another type": json.dumps(ENTRY | {"action": 7}).encode(),
+    "reason of another type": json.dumps(ENTRY | {"reason": {}}).encode(),
+}
+
+
+@pytest.fixture
+def entry(tmp_path: Path) -> Path:
+    """The file of one recorded answer."""
     CachedCorrector(Counting(), tmp_path).correct(REQUESTS[:1])
     (path,) = tmp_path.glob("*/*/*.json")
-    path.write_text('{"verdict": "ri')
-    with pytest.raises(ValueError, match=f"{path.name} is no recorded correction .*delete it"):
-        CachedCorrector(Counting(), tmp_path).correct(REQUESTS[:1])
-    path.write_text(json.dumps({"verdict": "perhaps"}))
-    with pytest.raises(ValueError, match="no such verdict"):
+    return path
+
+
+@pytest.mark.parametrize("data", DAMAGED.values(), ids=DAMAGED.keys())
+def test_damaged_answer_is_asked_for_again(
+    tmp_path: Path, entry: Path, caplog: pytest.LogCaptureFixture, data: bytes
+) -> None:
+    entry.write_bytes(data)
+    with pytest.raises(CacheMiss, match="or the file is damaged"):
         RecordedCorrector(tmp_path).correct(REQUESTS[:1])
+    again = CachedCorrector(Counting(Correction("unsolvable", reason="asked again")), tmp_path)
+    assert thoughts(again.correct(REQUESTS[:1])) == ["asked again"]
+    assert f"{entry.name} is no recorded answer (" in caplog.text
+    assert again.metrics()["corrector/cache_misses"] == 1
+    assert thoughts(RecordedCorrector(tmp_path).correct(REQUESTS[:1])) == ["asked again"]  # the file is mended
+
+
+def test_whole_answer_is_no_damaged_one(tmp_path: Path, entry: Path) -> None:
+    entry.write_text(json.dumps(ENTRY))
+    assert thoughts(RecordedCorrector(tmp_path).correct(REQUESTS[:1])) == ["From 1 to 4 I go up."]
+
+
+def test_folder_in_place_of_an_answer(tmp_path: Path, entry: Path, caplog: pytest.LogCaptureFixture) -> None:
+    entry.unlink()
+    entry.mkdir()
+    assert thoughts(CachedCorrector(Counting(), tmp_path).correct(REQUESTS[:1])) == ["answer 1"]
+    assert "is no recorded answer" in caplog.text
+    assert "can't be kept" in caplog.text
+
+
+def test_answer_that_does_not_fit_the_task_is_used_but_not_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    odd = [Correction("corrected", thought={"odd": "thought"}), Correction("right", latency=float("inf"))]
+    cached = CachedCorrector(Counting(*odd), tmp_path)
+    assert cached.correct(REQUESTS[:2]) == odd
+    assert caplog.text.count("can't be kept") == 1
+    assert list(tmp_path.glob("*/*/*.json")) == []
+
+
+def test_half_characters_that_the_expert_keeps_are_kept(tmp_path: Path) -> None:
+    """The agent's own words stay where they are right, and JSON can spell half a character."""
+    request = number_line_request(1, 4)
+    words = "I am at 1 \ud83d and want 4, so I go up with +."
+    response = request.task.format.parse(
+        json.dumps(dict(request.response.fields) | {"thoughts": words, "action": "-"})
+    )
+    request = replace(request, response=response)
+    said = CachedCorrector(ExpertCorrector(), tmp_path).correct([request])
+    kept = Correction("corrected", thought=thought(words), action="+")
+    CachedCorrector(Counting(kept), tmp_path).correct([request])
+    (replayed,) = RecordedCorrector(tmp_path, "counting").correct([request])
+    assert replayed.thought == kept.thought
+    assert RecordedCorrector(tmp_path, "expert").correct([request])[0].thought == said[0].thought
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(),
+    lambda parts: st.lists(parts, max_size=3) | st.dictionaries(st.text(max_size=8), parts, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_no_file_ends_a_run(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
+    """Any bytes, any JSON, a record with any part changed: an answer that fits the task, old or new."""
+    request = REQUESTS[0]
+    parts = st.dictionaries(st.sampled_from(list(ENTRY)), json_values, min_size=1, max_size=2)
+    changed = parts.map(lambda some: json.dumps(ENTRY | some).encode())
+    flipped = st.tuples(st.integers(0, 300), st.integers(0, 255)).map(
+        lambda at: (text := bytearray(json.dumps(ENTRY).encode())).__setitem__(at[0] % len(text), at[1]) or bytes(text)
+    )
+    directory = tmp_path_factory.mktemp("cache")
+    cached = CachedCorrector(Counting(), directory)
+    path = cached.store._path(request_digest(request))
+    path.parent.mkdir(parents=True)
+    path.write_bytes(
+        data.draw(st.binary(max_size=50) | json_values.map(lambda v: json.dumps(v).encode()) | changed | flipped)
+    )
+    (answer,) = cached.correct([request])
+    assert answer.verdict in ("right", "corrected", "unsolvable", "failed")
+    if answer.verdict == "corrected":
+        request.task.format.render(answer.thought, answer.action or "+")
+    assert answer.action in (None, "+", "-")
+    assert cached.correct([request])[0] == replace(answer, usage=Usage(), latency=0.0)  # now it is known
 
 
 def _write_many(directory: str, worker: int, barrier: Any, results: Any) -> None:

@@ -27,7 +27,7 @@ def make_trainer(toy_checkpoint, tmp_path):
 
 
 def rows(folder):
-    shards = sorted((folder / "episodes").glob("*.parquet"))
+    shards = sorted((folder / "episodes").glob("update-*-process-*.parquet"))
     return [row for shard in shards for row in pq.read_table(shard).to_pylist()]
 
 
@@ -84,9 +84,11 @@ def test_a_resumed_run_writes_what_an_unbroken_one_writes(make_trainer, tmp_path
     # The run "crashed" after the second checkpoint: a third update's files, and half of a fourth's, are there.
     left_over = tmp_path / "run" / "episodes" / ".update-000004-process-0.parquet"
     left_over.write_bytes(b"half a file")
+    kept = foreign_files(tmp_path / "run")
     resumed = make_trainer(**options)
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
     assert not left_over.exists()
+    assert [path.read_text() for path in kept] == ["mine"] * len(kept)
     expected, found = rows(tmp_path / "whole"), rows(tmp_path / "run")
     assert [where(row) for row in found] == [where(row) for row in expected]
     assert [row["response"] for row in found] == [row["response"] for row in expected]
@@ -95,10 +97,51 @@ def test_a_resumed_run_writes_what_an_unbroken_one_writes(make_trainer, tmp_path
     assert [line["step"] for line in lines] == [1, 2, 3]
 
 
-def test_a_fresh_run_in_the_same_folder_leaves_nothing_of_the_old_one(make_trainer, tmp_path):
-    make_trainer().train()
+def foreign_files(folder):
+    """What others keep where a run writes: files, and a folder."""
+    mine = folder / "episodes" / "mine"
+    mine.mkdir(parents=True, exist_ok=True)
+    kept = [folder / "notes.txt", folder / "episodes" / "notes.md", mine / "update-000001-process-0.parquet"]
+    kept += [folder / "episodes" / name for name in ("train.parquet", "update-000009.parquet")]
+    for path in kept:
+        path.write_text("mine")
+    return kept
+
+
+def test_a_fresh_run_leaves_foreign_files_alone(make_trainer, tmp_path):
+    kept = foreign_files(tmp_path / "run")
     make_trainer(total_env_steps=12).train()
-    assert {row["update"] for row in rows(tmp_path / "run")} == {1}
+    assert [path.read_text() for path in kept] == ["mine"] * len(kept)
+
+
+def test_a_fresh_run_does_not_destroy_an_earlier_one(make_trainer, tmp_path):
+    folder = tmp_path / "run"
+    first = make_trainer(save_strategy="steps", save_steps=3)
+    first.train()
+    kept = foreign_files(folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=r"holds an earlier run \(metrics\.jsonl, .*Set `overwrite=True` to replace"):
+        make_trainer(total_env_steps=12).train()
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    first.train()  # the same trainer may go on: it has nothing to do
+    make_trainer(total_env_steps=12, overwrite=True).train()
+    shards = sorted((folder / "episodes").glob("update-*-process-*.parquet"))
+    assert [shard.name for shard in shards] == ["update-000001-process-0.parquet"]
+    assert not (folder / "checkpoint-3").exists()
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 1
+    assert [path.read_text() for path in kept] == ["mine"] * len(kept)
+
+
+def test_a_checkpoint_of_another_folder_is_not_continued_over_an_earlier_run(make_trainer, tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 1}
+    make_trainer(**options).train()
+    make_trainer(**options, output_dir=str(tmp_path / "other")).train()
+    resumed = make_trainer(**options, output_dir=str(tmp_path / "other"))
+    with pytest.raises(ValueError, match="other holds an earlier run"):
+        resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    resumed = make_trainer(**options, output_dir=str(tmp_path / "third"))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    assert {row["update"] for row in rows(tmp_path / "third")} == {3}
 
 
 def test_the_number_of_steps_is_bounded(make_trainer, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import email.utils
+import gzip
 import io
 import itertools
 import json
@@ -14,6 +15,9 @@ import signal
 import socket
 import threading
 import time
+import tracemalloc
+import urllib.parse
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,13 +25,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chat_server import ChatServer, calls_tool, cuts, drips, floods, hangs, raw, says, status, waits
+from chat_server import ChatServer, calls_tool, completion, cuts, drips, floods, hangs, raw, says, status, waits
 from corrector_cases import CANARY, SECRET, no_answer, number_line_request, points_request, yes_answer
 from PIL import Image
 
 from trl_gtr.correctors import OpenAICorrector, failure_kind
 from trl_gtr.correctors.background import BackgroundLoop
 from trl_gtr.correctors.base import request_digest
+from trl_gtr.correctors.bounded_http import MAX_ERROR_BODY
 from trl_gtr.correctors.chat import read_reply
 from trl_gtr.rollouts import RolloutCollector
 from trl_gtr.tasks.number_line import NumberLineTask
@@ -492,6 +497,87 @@ def test_key_that_expires_later_costs_labels_only(make: Any) -> None:
     assert corrector.metrics()["corrector/failed_rejected"] == 1
 
 
+# -- bodies ----------------------------------------------------------------------------------------------------------
+
+
+def flood(number: int, packing: str | None) -> Any:
+    """50 MB under this status."""
+    body = b'{"error": {"message": "' + b"x" * 50_000_000 + b'"}}'
+    if packing is not None:
+        packer = zlib.compressobj(1, wbits=31 if packing == "gzip" else 15)
+        body = packer.compress(body) + packer.flush()
+    headers = {"Content-Encoding": packing} if packing else {}
+    return lambda handler, _: handler.send(number, body, headers | ({"Location": "/v1/x"} if number == 302 else {}))
+
+
+@pytest.mark.parametrize("packing", [None, "gzip", "deflate"])
+@pytest.mark.parametrize("number", [200, 302, 400, 500])
+def test_floods_are_not_read(make: Any, number: int, packing: str | None) -> None:
+    """Of 50 MB no more than a limit is taken from the socket or unpacked."""
+    step = flood(number, packing)
+    with ChatServer(step) as server:
+        corrector = make(server, max_retries=0)
+        corrector._open().chat.answered = True
+        tracemalloc.start()
+        try:
+            answer = corrector.correct([WRONG])[0]
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert failure_kind(answer) in ("unusable", "rejected", "server", "connection")
+    assert len(answer.reason or "") < 400
+    assert peak < 20_000_000
+
+
+@pytest.mark.parametrize(
+    ("packing", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress), ("GZIP", gzip.compress)]
+)
+def test_packed_answers_are_read(make: Any, packing: str, pack: Any) -> None:
+    body = pack(json.dumps(completion(json.dumps(no_answer()))).encode())
+    with ChatServer(lambda handler, _: handler.send(200, body, {"Content-Encoding": packing})) as server:
+        assert make(server).correct([WRONG])[0].verdict == "corrected"
+
+
+@pytest.mark.parametrize(("number", "kind"), [(200, "connection"), (403, "rejected")])
+@pytest.mark.parametrize("packing", ["gzip", "br"])
+def test_packing_that_cannot_be_undone(make: Any, number: int, kind: str, packing: str) -> None:
+    with ChatServer(lambda handler, _: handler.send(number, b"no such data", {"Content-Encoding": packing})) as server:
+        assert failure_kind(make(server).correct([WRONG])[0]) == kind
+
+
+def test_error_that_is_cut_off_is_known_by_its_status(make: Any) -> None:
+    def cut(handler: Any, _: Any) -> None:
+        handler.send_response(403)
+        handler.send_header("Content-Length", "5000")
+        handler.end_headers()
+        handler.wfile.write(b'{"error": {"mess')
+        handler.close_connection = True
+
+    with ChatServer(cut) as server:
+        answer = make(server).correct([WRONG])[0]
+    assert (answer.reason or "").startswith("rejected: HTTP 403")
+
+
+def test_servers_control_no_terminal(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    attack = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e\rdone"
+    for leak in (status(403, attack), says(None, refusal=attack), status(400, "no", param=attack)):
+        with ChatServer(leak, models=(attack, "b")) as server:
+            corrector = make(server)
+            corrector.check(NumberLineTask())
+            reason = corrector.correct([WRONG])[0].reason or ""
+            assert not re.search("[\x00-\x1f\x7f-\x9f\u202e]", reason)
+            assert "\\x1b]0;title" in reason
+    assert caplog.text.count("title") >= 6
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", caplog.text)
+
+
+def test_half_characters_of_the_agent_are_sent_replaced(make: Any) -> None:
+    odd = replace(WRONG, prompt="\ud800 what?", response=replace(WRONG.response, text=WRONG.response.text + "\udfff"))
+    with ChatServer(says(no_answer())) as server:
+        assert make(server).correct([odd])[0].verdict == "corrected"
+        assert "\ufffd what?" in server.seen[0].body["messages"][1]["content"][0]["text"]
+
+
 ODD_LISTS = [b"<html>hi</html>", b"", b"[]", b"3", b'{"data": [{"name": "x"}]}', b'{"data": 7}', b'{"data": null}']
 
 
@@ -542,9 +628,16 @@ def test_key_is_nowhere(make: Any, caplog: pytest.LogCaptureFixture, tmp_path: A
     for name in list(logging.root.manager.loggerDict):
         caplog.set_level(logging.DEBUG, logger=name)
     thought = no_answer()["correction"] | {"thoughts": f"{SECRET} says I go up: +."}
+    escaped = json.dumps(no_answer(correction=thought)).replace(SECRET, "".join(f"\\u{ord(c):04x}" for c in SECRET))
     leaks = [
         status(400, f"bad key {SECRET}"),
         status(500, f"bad key {SECRET}"),
+        status(400, "x" * (300 - len(SECRET) // 2) + SECRET),  # where the words are cut
+        status(403, f"bad {urllib.parse.quote(SECRET, safe='').replace('-', '%2d')}"),
+        status(403, "bad header", param=SECRET),
+        lambda handler, _: handler.send(400, b" " * (MAX_ERROR_BODY - len(SECRET) // 2) + SECRET.encode()),
+        says(escaped),
+        raw(json.dumps(completion(escaped)).replace("k", "\\u006b").encode()),
         says(None, refusal=f"not with {SECRET}"),
         says(no_answer(correction=thought)),
     ]
@@ -565,7 +658,8 @@ def test_key_is_nowhere(make: Any, caplog: pytest.LogCaptureFixture, tmp_path: A
     found += [record.getMessage() + repr(record.args) for record in caplog.records]
     assert len(found) > 30
     assert "[key] says I go up" in "".join(found)  # the leak did get as far as the answer
-    leaking = [text for text in found if SECRET in text]
+    # Half of it is found too.
+    leaking = [text for text in found if SECRET[: len(SECRET) // 2] in urllib.parse.unquote(text)]
     assert leaking == []
 
 

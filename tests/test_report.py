@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import io
 import json
 import re
 import runpy
@@ -10,7 +11,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings, strategies as st
 from PIL import Image
 
 pytest.importorskip("jinja2", reason="needs trl-gtr[report]")
@@ -250,3 +254,200 @@ def test_command_check_names_what_is_missing(monkeypatch, capsys):
     monkeypatch.setattr(cli.importlib.metadata, "requires", lambda name: ["no-such-package>=1"])
     assert cli.main(["check"]) == 1
     assert "missing  no-such-package>=1" in capsys.readouterr().out
+
+
+# --- hostile folders ------------------------------------------------------------------------------------------------
+
+
+def left_out(folder):
+    (run,) = read_runs([folder])
+    return run, "\n".join(run.problems)
+
+
+def test_one_bad_line_costs_its_own_line(tmp_path, caplog):
+    folder = write_run(tmp_path / "run", updates=2)
+    bad = [b"{", b"\xff\x00\x1b[2J", b"[" * 100_000, b"3", b"{}", b'{"step": "1"}', b'{"step": true}', b'{"step": -1}']
+    odd = json.dumps({"step": 9, "episode/success": 10**300, "episode/return": "high", "loss/policy": [1], "ok": 1})
+    lines = (folder / "metrics.jsonl").read_bytes().splitlines()
+    (folder / "metrics.jsonl").write_bytes(b"\n".join([lines[0], *bad, odd.encode(), *lines[1:], b""]))
+    run, said = left_out(folder)
+    assert [entry["step"] for entry in run.log] == [0, 9, 1, 2]
+    assert run.log[1] == {"step": 9, "ok": 1}
+    assert said.count("metrics.jsonl, line") == len(bad)
+    assert "left out: metrics.jsonl, line 2" in caplog.text
+    assert "\x1b" not in caplog.text
+    html = write_report([folder]).read_text("utf-8")
+    assert "Left out of this page" in html
+    assert "metrics.jsonl, line 2" in html
+
+
+def test_only_so_many_problems_are_listed(tmp_path, caplog):
+    folder = write_run(tmp_path / "run", updates=1)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write("bad\n" * 10_000)
+    _, said = left_out(folder)
+    assert len(said.splitlines()) == 21
+    assert said.endswith("9980 more of this kind")
+    assert len(caplog.records) == 20
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        b"",
+        b"\xff",
+        b"[" * 100_000,
+        b"[1]",
+        b'{"config": 3, "warnings": {"a": 1}, "hardware": [], "changed": "x"}',
+        b'{"warnings": [1, {}, {"message": "m", "update": [], "count": 1}], "parameters": "many"}',
+        b'{"config": {"thought_prob_coef": NaN, "gamma": [[{}]]}, "changed": [1, "gamma"]}',
+    ],
+    ids=range(7),
+)
+def test_a_bad_card_ends_nothing(tmp_path, card):
+    folder = write_run(tmp_path / "run", updates=1)
+    (folder / "run.json").write_bytes(card)
+    data, _ = embedded(write_report([folder]).read_text("utf-8"))
+    assert data["runs"][0]["thoughtCoef"] == 1.0
+    assert len(data["runs"][0]["episodes"]) == 2
+
+
+def test_bad_parquet_files_cost_themselves(tmp_path):
+    folder = write_run(tmp_path / "run", updates=1)
+    episodes = folder / "episodes"
+    good = (episodes / "update-000001-process-0.parquet").read_bytes()
+    (episodes / "update-000002-process-0.parquet").write_bytes(b"no parquet")
+    (episodes / "update-000003-process-0.parquet").write_bytes(good[: len(good) // 2])
+    pq.write_table(pa.table({"update": [1]}), episodes / "update-000004-process-0.parquet")
+    (episodes / "update-000005-process-0.parquet").mkdir()
+    run, said = left_out(folder)
+    assert len(run.rows) == 4
+    assert [f"update-00000{n}" in said for n in (1, 2, 3, 4)] == [False, True, True, True]
+    assert "no column" in said
+    write_report([folder])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"update": None},
+        {"env_index": -1},
+        {"episode": None},
+        {"step": None},
+        {"tokens": ["a", None]},
+        {"judgement": [{"part": None, "right": True}]},
+        {"judgement": [{"part": "cards", "right": None}]},
+    ],
+    ids=str,
+)
+def test_a_bad_row_costs_itself(tmp_path, changes):
+    folder = write_run(tmp_path / "run", updates=1, rows=lambda n: [row(n), row(n, episode=1) | changes, row(n, 1)])
+    run, said = left_out(folder)
+    assert len(run.rows) == 2
+    assert f"row 1: {next(iter(changes))} is not what a logged step has" in said
+    write_report([folder])
+
+
+def test_columns_of_other_types_and_texts_that_are_no_utf8(tmp_path):
+    folder = write_run(tmp_path / "run", updates=1)
+    (shard,) = (folder / "episodes").iterdir()
+    table = pq.read_table(shard)
+    at = table.schema.get_field_index
+    words = pa.array([b"fine", b"\xff\xfe", b"fine", b"fine"], pa.binary())
+    odd = pa.Array.from_buffers(pa.string(), 4, words.buffers())
+    pq.write_table(
+        table.set_column(at("action"), "action", odd), folder / "episodes" / "update-000002-process-0.parquet"
+    )
+    numbers = table.set_column(at("thought"), "thought", pa.array([1, 2, 3, 4]))
+    pq.write_table(numbers, folder / "episodes" / "update-000003-process-0.parquet")
+    run, said = left_out(folder)
+    assert len(run.rows) == 4 + 3
+    assert said.count("update-000003-process-0.parquet, row") == 4
+    write_report([folder])
+
+
+def picture(kind, size=(20, 20)):
+    data = io.BytesIO()
+    Image.new("RGB", size, "red").save(data, kind)
+    return data.getvalue()
+
+
+def test_no_other_pictures_than_png_and_webp_are_opened(tmp_path):
+    gallery = Gallery(Budget(10**6))
+    shown = [gallery.add({"bytes": picture(kind)}) for kind in ("PNG", "WEBP", "JPEG", "GIF", "BMP", "TIFF", "PPM")]
+    assert shown == [0, 1, None, None, None, None, None]
+    png = picture("PNG")
+    damaged = [b"", png[:40], png[:60], png.replace(b"IDAT", b"IDAX"), picture("PNG", (5000, 5000))]
+    assert [gallery.add({"bytes": data}) for data in damaged] == [None] * 5
+    assert gallery.unreadable == 10
+    folder = write_run(tmp_path / "run", updates=1)
+    (shard,) = (folder / "episodes").iterdir()
+    table = pq.read_table(shard)
+    images = pa.array([{"bytes": picture("JPEG"), "path": None}] * 4, table.schema.field("image").type)
+    pq.write_table(table.set_column(table.schema.get_field_index("image"), "image", images), shard)
+    html = write_report([folder]).read_text("utf-8")
+    assert "1 pictures that are no PNG or WebP or too large" in html
+    assert embedded(html)[0]["images"] == []
+
+
+def test_links_out_of_the_folder_are_not_followed(tmp_path):
+    secret = write_run(tmp_path / "secret", updates=3)
+    (secret / "run.json").write_text(json.dumps({"task": "a secret"}))
+    folder = write_run(tmp_path / "run", updates=1)
+    (folder / "run.json").unlink()
+    (folder / "run.json").symlink_to(secret / "run.json")
+    shard = "update-000002-process-0.parquet"
+    (folder / "episodes" / shard).symlink_to(secret / "episodes" / shard)
+    inner = "update-000003-process-0.parquet"
+    (folder / "kept.parquet").write_bytes((secret / "episodes" / inner).read_bytes())
+    (folder / "episodes" / inner).symlink_to(folder / "kept.parquet")  # within the folder a link may be
+    victim = tmp_path / "victim.txt"
+    victim.write_text("mine")
+    (folder / ".report.html").symlink_to(victim)
+    run, said = left_out(folder)
+    assert {row["update"] for row in run.rows} == {1, 3}
+    assert run.card.get("task") is None
+    assert "run.json is a link out of the run's folder" in said
+    assert f"episodes/{shard} is a link out of the run's folder" in said
+    assert "a secret" not in write_report([folder]).read_text("utf-8")
+    assert victim.read_text() == "mine"
+    # The folder itself may be reached by a link: somebody named it.
+    (tmp_path / "link").symlink_to(folder)
+    assert len(read_runs([tmp_path / "link"])[0].rows) == len(run.rows)
+    (folder / "metrics.jsonl").unlink()
+    (folder / "metrics.jsonl").symlink_to(secret / "metrics.jsonl")
+    with pytest.raises(ValueError, match="is no run's output folder"):
+        read_runs([folder])
+
+
+def test_names_control_no_terminal(tmp_path, capsys):
+    name = b"run\x1b]0;title\x07\xff".decode("utf-8", "surrogateescape")
+    folder = write_run(tmp_path / name, updates=1)
+    assert cli.main(["report", str(folder)]) == 0
+    assert cli.main(["report", str(folder / "\x1b[2Jnowhere")]) == 2
+    shown = capsys.readouterr()
+    assert "\\x1b]0;title\\x07\\udcff" in shown.out
+    assert "\\x1b[2Jnowhere" in shown.err
+    assert not set(shown.out + shown.err) & set("\x1b\x07\udcff")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=10),
+    lambda parts: st.lists(parts, max_size=3) | st.dictionaries(st.text(max_size=8), parts, max_size=3),
+    max_leaves=6,
+)
+NAMES = ["step", "episode/success", "loss/policy", "thoughts/true_x", "eval_success", "time/generate", "env_steps"]
+KEYS = ["config", "warnings", "hardware", "versions", "changed", "task", "parameters", "trainable", "updated"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    entries=st.lists(st.dictionaries(st.sampled_from(NAMES), json_values), max_size=3),
+    card=st.dictionaries(st.sampled_from(KEYS), json_values),
+)
+def test_whatever_the_files_say_there_is_a_page(tmp_path_factory, entries, card):
+    folder = tmp_path_factory.mktemp("run")
+    lines = [json.dumps({"step": n} | entry) + "\n" for n, entry in enumerate(entries)]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    (folder / "run.json").write_text(json.dumps(card))
+    embedded(write_report([folder]).read_text("utf-8"))

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from packaging.requirements import Requirement
 
+from .safe_text import printable
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="trl-gtr", description=__doc__)
@@ -41,9 +43,9 @@ def _report(args: argparse.Namespace) -> int:
     try:
         path = write_report(args.runs, args.labels, args.output)
     except (ValueError, OSError, ImportError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(error)}", file=sys.stderr)
         return 2
-    print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
+    print(f"{printable(path)} ({path.stat().st_size / 1e6:.1f} MB)")
     return 0
 
 

@@ -14,6 +14,8 @@ from typing import Any, NoReturn
 import yaml
 from trl import TrlParser
 
+from .safe_text import one_line
+
 
 class Parser(TrlParser):
     """TRL's parser, with a short usage and one-line errors: there are hundreds of options."""
@@ -101,8 +103,7 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, ImportError) as error:
-        line = " ".join(str(error).split())
-        print(f"error: {line}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         raise SystemExit(2) from None
 
 

@@ -74,6 +74,7 @@ _FREE_FIELDS = (
     "max_skipped_steps",
     "allow_changed_config",
     "pickle_environments",
+    "overwrite",
     "log_completions",
     "num_completions_to_print",
     "episode_log_rate",
@@ -240,6 +241,11 @@ class GTRConfig(PPOConfig):
         False,
         "Save environments as pickles instead of playing their episodes again on resuming: for environments whose "
         "episodes don't follow from seed and actions. Resuming executes whatever such a checkpoint says.",
+    )
+    overwrite: bool = _field(
+        False,
+        "Start afresh in an output folder that holds an earlier run: its checkpoints, metrics, card and logged "
+        "episodes are removed as training begins, and nothing else. Without it such a folder is refused.",
     )
 
     # --- what is shown ----------------------------------------------------------------------------------------

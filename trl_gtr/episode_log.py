@@ -23,7 +23,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from .action_logprobs import SpanFinder
 from .config import GTRConfig
 from .diagnostics import thought_text
-from .files import HALF_CHARACTER, writing_log, written_whole
+from .files import writing_log, written_whole
+from .safe_text import storable
 from .tasks.base import Task
 from .types import Rollout
 from .update import Experience
@@ -60,7 +61,7 @@ SCHEMA = Features(
         "action_start": Value("int32"),
     }
 )
-_SHARD = re.compile(r"update-(\d+)-process-(\d+)\.parquet")
+_SHARD = re.compile(r"(\.?)update-(\d+)-process-\d+\.parquet")
 
 
 class EpisodeLog(TrainerCallback):
@@ -78,10 +79,10 @@ class EpisodeLog(TrainerCallback):
         self.folder = Path(args.output_dir) / FOLDER
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if state.is_world_process_zero and self.folder.is_dir():
-            for shard in self.folder.iterdir():
-                name = _SHARD.fullmatch(shard.name)
-                if name is None or int(name[1]) > state.global_step:
+        # A resumed run goes on behind its checkpoint; a fresh one finds none of these files.
+        if state.is_world_process_zero:
+            for update, shard in list(shards(self.folder)):
+                if update is None or update > state.global_step:
                     shard.unlink()
 
     def on_step_end(
@@ -158,6 +159,14 @@ class EpisodeLog(TrainerCallback):
         return int.from_bytes(digest, "big") < self.rate * 2**64
 
 
+def shards(folder: Path) -> Iterator[tuple[int | None, Path]]:
+    """The log's own files in a folder, each with its update, or `None` where it was never finished."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        name = _SHARD.fullmatch(path.name)
+        if name is not None and path.is_file():
+            yield None if name[1] else int(name[2]), path
+
+
 def _last_steps(rollout: Rollout) -> list[int]:
     """For each transition the rollout's step in which its episode ended, or -1 where it goes on."""
     ends: list[int] = []
@@ -172,8 +181,9 @@ def _last_steps(rollout: Rollout) -> list[int]:
 def write_shard(path: str | Path, rows: list[dict[str, Any]]) -> None:
     """One Parquet file in the schema, whole or not at all."""
     table = pa.Table.from_pylist([_storable(row) for row in rows], schema=SCHEMA.arrow_schema)
-    with written_whole(Path(path)) as unfinished:
-        pq.write_table(table, unfinished)
+    # A file and no name: pyarrow takes none that is no UTF-8.
+    with written_whole(Path(path)) as unfinished, unfinished.open("wb") as file:
+        pq.write_table(table, file)
 
 
 def _storable(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,7 +191,7 @@ def _storable(row: Mapping[str, Any]) -> dict[str, Any]:
 
     def clean(value: Any) -> Any:
         if isinstance(value, str):
-            return HALF_CHARACTER.sub("\ufffd", value)
+            return storable(value)
         if isinstance(value, np.ndarray):
             png = io.BytesIO()
             PILImage.fromarray(value).save(png, "PNG")

@@ -17,6 +17,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     """Gives a name to write to, beside `path`, which it becomes at the end. Folders are made as needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}")
+    unfinished.unlink(missing_ok=True)  # of a crash, or a link that somebody has laid to another file
     try:
         yield unfinished
         os.replace(unfinished, path)

@@ -6,7 +6,6 @@ parse → task → check the output folder → corrector → load the model → 
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,17 +15,20 @@ import torch
 from accelerate import PartialState
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 from transformers.integrations import is_tensorboard_available
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from . import checkpoints
+from . import checkpoints, output_folder
 from .command_line import json_options as json_options, one_line_errors as one_line_errors, parse_arguments
 from .config import MODEL_INIT_KWARGS, REFUSED_FIELDS, GTRConfig
 from .correctors import CorrectorArguments
 from .evaluation import EvaluationReport, count_episodes
 from .models import load_policy, lora_target_modules
 from .report import write_report
+from .safe_text import printable
 from .tasks import Task, make_task
 from .trainer import GTRTrainer
 
@@ -51,7 +53,6 @@ class ScriptArguments:
         },
     )
     cut: bool = field(default=True, metadata={"help": "End training episodes that can't be won any more."})
-    overwrite: bool = field(default=False, metadata={"help": "Start afresh in an output folder that isn't empty."})
     report: bool = field(default=True, metadata={"help": "Write report.html into the output folder at the end."})
     torch_threads: int | None = field(
         default=None,
@@ -96,8 +97,11 @@ def refuse_unused(script: ScriptArguments, *names: str) -> None:
             raise ValueError(f"--{name} means nothing to this script: leave it out.")
 
 
-def check_output_dir(args: GTRConfig, task: Task, overwrite: bool = False) -> None:
-    """Refuse to mix two runs in one folder or two tasks in one run, and find out now whether it can be written."""
+def check_output_dir(args: GTRConfig, task: Task) -> None:
+    """Refuse to mix two runs in one folder or two tasks in one run, and find out now whether it can be written.
+
+    Nothing is removed yet: what fails until training begins must not cost the earlier run.
+    """
     if checkpoint := checkpoints.resolve_checkpoint(resume_from(args), args.output_dir):
         checkpoints.check_task(checkpoint, task.name)
     if not PartialState().is_main_process:
@@ -109,14 +113,15 @@ def check_output_dir(args: GTRConfig, task: Task, overwrite: bool = False) -> No
         raise ValueError(f"The output folder {folder} can't be made ({error.strerror}): set --output_dir.") from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ValueError(f"No permission to write into {folder}: set --output_dir to another folder.")
-    if any(folder.iterdir()) and not checkpoint:
-        if not overwrite:
-            raise ValueError(
-                f"{folder} is not empty. Use --overwrite to start afresh, --resume_from_checkpoint true to go on, or "
-                "another --output_dir."
-            )
-        for old in folder.glob("checkpoint-*"):
-            shutil.rmtree(old)
+    if checkpoint:
+        return
+    if any(folder.iterdir()) and not args.overwrite:
+        raise ValueError(
+            f"{folder} is not empty. Use --overwrite to start afresh, --resume_from_checkpoint true to go on, or "
+            "another --output_dir."
+        )
+    if problem := output_folder.problem(folder, args.overwrite):
+        raise ValueError(problem)
 
 
 def task_with_hands(name: str, hands: str = "all", **options: Any) -> Task:
@@ -194,7 +199,7 @@ def train_and_report(
             "each start once" if trainer.args.eval_episodes == "all" else f"{trainer.args.eval_episodes} episodes each"
         )
         Console().print(report_table(reports, title + played))
-        print(f"The agent is in {trainer.args.output_dir}.")
+        print(printable(f"The agent is in {trainer.args.output_dir}."))
         if report:
             print_report_path(trainer.args.output_dir)
     return reports
@@ -203,7 +208,7 @@ def train_and_report(
 def print_report_path(output_dir: str) -> None:
     """Write the report of a run that is over, and say where it is; what a report needs is an extra."""
     try:
-        print(f"Look at it: {write_report([output_dir])}")
+        print(printable(f"Look at it: {write_report([output_dir])}"))
     except ImportError as missing:
         print(missing)
 
@@ -224,7 +229,7 @@ def report_table(reports: Mapping[str, EvaluationReport], title: str) -> Table:
     for name, m in metrics.items():
         solvable = [f"{m['success_solvable']:.3f}" if "success_solvable" in m else "-"] if differs else []
         means = (f"{m['return']:+.2f}", f"{m['length']:.1f}", f"{m['valid']:.3f}", f"{m['true_thoughts']:.3f}")
-        table.add_row(name, str(reports[name].success), *solvable, *means)
+        table.add_row(Text(printable(name)), str(reports[name].success), *solvable, *means)
     return table
 
 
@@ -239,7 +244,9 @@ def _played(reports: Mapping[str, EvaluationReport]) -> str:
 
 def difficulty_table(reports: Mapping[str, EvaluationReport], title: str) -> Table:
     """A row per difficulty of the deals, a column per report."""
-    table = Table("", "deals", *reports, title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
+    table = Table(
+        "", "deals", *map(escape, map(printable, reports)), title=title, box=box.SIMPLE, padding=(0, 1, 0, 0)
+    )
     rates = [report.by_difficulty() for report in reports.values()]
     for difficulty in rates[0]:
         row = [rate[difficulty] for rate in rates]

@@ -19,7 +19,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import rotate_checkpoints
 
-from . import checkpoints
+from . import checkpoints, output_folder
 from .correctors.base import identity_of
 from .models import SAVED_BASE
 from .processes import Processes
@@ -47,6 +47,8 @@ class ResumableTrainer(PPOBridge):
     failed_corrections: Counter[str]
     """This process's failed corrections since the run began, by kind."""
     _saving_to: str | None = None
+    _owns_output_dir: bool = False
+    """This trainer has begun to write into the folder."""
     _saved_step: int | None = None
     """The update after which this run, or the one that it continues, was last saved."""
 
@@ -126,6 +128,21 @@ class ResumableTrainer(PPOBridge):
         lora = {f"adapter.{name}": value for name, value in _written(adapter).items()}
         lora.pop("adapter.peft_version", None)
         return {"task": self.task.name, "corrector": corrector, **task, **lora, **self.args.resume_settings()}
+
+    def _claim_output_dir(self, checkpoint: str | None) -> None:
+        """Refuse to mix two runs in one folder, or clear it where that is wanted. A run that resumes from its own
+        folder goes on there."""
+        folder = Path(self.args.output_dir)
+        own = checkpoint is not None and Path(checkpoint).parent.resolve() == folder.resolve()
+        if not (own or self._owns_output_dir):
+            first = self.is_world_process_zero()
+            problem = output_folder.problem(folder, self.args.overwrite) if first else None
+            problem = self.processes.gather(problem)[0]
+            if problem is not None:
+                raise ValueError(problem)
+            if first:
+                output_folder.remove_earlier_run(folder)
+        self._owns_output_dir = True
 
     def _resume(self, checkpoint: str) -> None:
         rank, trained = self.processes.rank, self.trained

@@ -16,6 +16,7 @@ from rich.text import Text
 from .correctors.base import failure_kind
 from .metrics import Means
 from .rollouts import in_processes
+from .safe_text import printable
 from .types import Rollout, Share, Transition
 
 _TAIL = 60
@@ -99,16 +100,20 @@ def completions_table(rollout: Rollout, rows: int, seed: int, advantages: np.nda
     chosen = np.random.default_rng(seed).choice(len(rollout), size=min(rows, len(rollout)), replace=False)
     for i in sorted(chosen):
         step, correction = rollout.transitions[i], rollout.corrections[i]
-        # Text, not str: what a model writes is not to be read as rich's markup.
         table.add_row(
-            Text("…" + step.prompt[-_TAIL:]),
-            Text(step.response.thought if step.response.action_span else step.response.text),
-            Text("" if correction is None else _describe(correction)),
-            Text((step.response.action or "") + ("" if step.legal else " (not legal)")),
+            _cell("…" + step.prompt[-_TAIL:]),
+            _cell(step.response.thought if step.response.action_span else step.response.text),
+            _cell("" if correction is None else _describe(correction)),
+            _cell((step.response.action or "") + ("" if step.legal else " (not legal)")),
             f"{step.reward:g}",
             "" if advantages is None else f"{advantages[i]:+.2f}",
         )
     return table
+
+
+def _cell(text: str) -> Text:
+    """What a model writes is neither rich's markup nor a terminal's control sequence."""
+    return Text(printable(text))
 
 
 def print_completions(rollout: Rollout, rows: int, seed: int, advantages: np.ndarray | None = None) -> None:

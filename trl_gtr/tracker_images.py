@@ -13,6 +13,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.integrations import TensorBoardCallback
 
 from .config import GTRConfig
+from .safe_text import storable
 from .types import Rollout
 
 TAG = "samples"
@@ -64,7 +65,7 @@ def caption(rollout: Rollout, i: int) -> str:
     """What was said, and what the corrector says of it."""
     step, correction = rollout.transitions[i], rollout.corrections[i]
     verdict = correction.verdict if correction else "not asked"
-    return f"{step.response.text}\nreward {step.reward:g}, legal: {step.legal}, corrector: {verdict}"
+    return storable(f"{step.response.text}\nreward {step.reward:g}, legal: {step.legal}, corrector: {verdict}")
 
 
 def _verbatim(text: str) -> str:

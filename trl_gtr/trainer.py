@@ -198,6 +198,7 @@ class GTRTrainer(ResumableTrainer):
     def _begin(self, checkpoint: str | None) -> None:
         args = self.args
         self.started, self._last_loss = time.perf_counter(), math.nan
+        self._claim_output_dir(checkpoint)
         if checkpoint is not None:
             self._resume(checkpoint)
         # After resuming: a run may be made longer.

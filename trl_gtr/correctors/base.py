@@ -23,6 +23,7 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 
+from ..safe_text import printable
 from ..types import Correction, CorrectionRequest, Usage
 
 FailureKind = Literal[
@@ -70,7 +71,7 @@ def failed(
     kind: FailureKind, detail: str = "", *, usage: Usage | None = None, latency: float = 0.0, source: str = ""
 ) -> Correction:
     """A correction that failed; its reason starts with `kind`, so that failures can be counted by cause."""
-    reason = f"{kind}: {detail}" if detail else kind
+    reason = f"{kind}: {printable(detail)}" if detail else kind  # it is logged, and a server may have written it
     return Correction("failed", reason=reason, usage=usage or Usage(), latency=latency, source=source)
 
 

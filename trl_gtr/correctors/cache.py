@@ -17,9 +17,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, get_args
 
-from ..types import Correction, CorrectionRequest, Usage, Verdict
+from ..files import HALF_CHARACTER
+from ..safe_text import one_line, printable, storable
+from ..types import Correction, CorrectionRequest, Usage
+from . import recorded_answers
 from .base import (
     FALLBACK,
     BudgetExhausted,
@@ -35,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 OF_THE_RUN = ("budget", "cancelled", "late", "unavailable", "connection", "server")
 """Kinds of failures that say nothing of the step."""
+MAX_ENTRY = 1 << 20
+"""Bytes of a recorded answer; one is a few hundred."""
 
 
 class CacheMiss(LookupError):
@@ -46,34 +50,43 @@ class AnswerStore:
 
     def __init__(self, directory: str | os.PathLike[str], identity: str):
         readable = re.sub(r"[^A-Za-z0-9.-]+", "-", identity)[:40].strip("-.")
-        self.folder = Path(directory) / f"{readable}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+        self.folder = Path(directory) / f"{readable}-{hashlib.sha256(storable(identity).encode()).hexdigest()[:12]}"
         self.identity = identity
 
-    def get(self, digest: str) -> Correction | None:
+    def get(self, digest: str, request: CorrectionRequest) -> Correction | None:
+        """The answer to a request, checked like a new one; `None`, with a warning, where the file is damaged."""
         path = self._path(digest)
         try:
-            text = path.read_text(encoding="utf-8")
+            with path.open("rb") as file:
+                data = file.read(MAX_ENTRY + 1)
+            if len(data) > MAX_ENTRY:
+                raise ValueError(f"it is longer than {MAX_ENTRY} bytes")
+            return recorded_answers.read(json.loads(data), request)
         except FileNotFoundError:
             return None
-        try:
-            return _from_json(json.loads(text))
-        except (ValueError, TypeError, LookupError) as error:
-            raise ValueError(
-                f"{path} is no recorded correction ({error}): delete it, and it is asked for again"
-            ) from None
+        except (OSError, ValueError, RecursionError) as error:
+            logger.warning("%s is no recorded answer (%s): asked again", printable(path), one_line(error, 200))
+            return None
 
-    def put(self, digest: str, correction: Correction, *, replace_failed: bool = False) -> Correction:
+    def put(
+        self, digest: str, correction: Correction, request: CorrectionRequest, *, replace_failed: bool = False
+    ) -> Correction:
         """Keep an answer. If another process was faster its answer stays, and is returned: one step, one answer."""
         self.folder.mkdir(parents=True, exist_ok=True)
         named = self.folder / "identity.txt"
         if not named.exists():
-            _write(named, self.identity + "\n")
+            _write(named, storable(self.identity) + "\n")
         path = self._path(digest)
         path.parent.mkdir(exist_ok=True)
-        earlier = self.get(digest) if replace_failed else None
-        overwrite = earlier is not None and earlier.verdict == "failed"
-        written = _write(path, json.dumps(asdict(correction), ensure_ascii=False, indent=1), overwrite=overwrite)
-        return correction if written else self.get(digest) or correction
+        text = _spelt(json.dumps(asdict(correction), ensure_ascii=False, indent=1, allow_nan=False))
+        recorded_answers.read(json.loads(text), request)  # what could never be read again isn't kept
+        earlier = self.get(digest, request) if path.exists() else None
+        if earlier is None or (replace_failed and earlier.verdict == "failed"):
+            # In place of a damaged file too; of a new name the first one to write it is the owner.
+            if _write(path, text, overwrite=path.exists()):
+                return correction
+            earlier = self.get(digest, request)
+        return earlier or correction
 
     def _path(self, digest: str) -> Path:
         return self.folder / digest[:2] / f"{digest}.json"
@@ -81,7 +94,8 @@ class AnswerStore:
 
 def recorded_identities(directory: str | os.PathLike[str]) -> list[str]:
     """Whose answers are in a cache."""
-    return sorted(path.read_text(encoding="utf-8").rstrip("\n") for path in Path(directory).glob("*/identity.txt"))
+    named = Path(directory).glob("*/identity.txt")
+    return sorted(path.read_text(encoding="utf-8", errors="replace").rstrip("\n") for path in named)
 
 
 class CachedCorrector(CorrectorWrapper):
@@ -104,7 +118,7 @@ class CachedCorrector(CorrectorWrapper):
 
     def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
         digests = [request_digest(request) for request in requests]
-        known = {digest: self._recorded(digest) for digest in set(digests)}
+        known = {digest: self._recorded(digest, request) for digest, request in zip(digests, requests, strict=True)}
         mine: dict[str, CorrectionRequest] = {}
         shared: dict[str, Future[Correction]] = {}
         with self._lock:
@@ -112,7 +126,7 @@ class CachedCorrector(CorrectorWrapper):
                 if known[digest] is not None or digest in shared:
                     continue
                 if digest not in self._pending:
-                    known[digest] = self._recorded(digest)  # another thread may just have finished with it
+                    known[digest] = self._recorded(digest, request)  # another thread may just have finished with it
                     if known[digest] is not None:
                         continue
                     self._pending[digest] = Future()
@@ -135,8 +149,8 @@ class CachedCorrector(CorrectorWrapper):
                 answers.append(replace(answer, usage=Usage(), latency=0.0))
         return answers
 
-    def _recorded(self, digest: str) -> Correction | None:
-        answer = self.store.get(digest)
+    def _recorded(self, digest: str, request: CorrectionRequest) -> Correction | None:
+        answer = self.store.get(digest, request)
         return None if self.retry_failed and answer is not None and answer.verdict == "failed" else answer
 
     def _ask(self, requests: Mapping[str, CorrectionRequest]) -> dict[str, Correction]:
@@ -149,7 +163,7 @@ class CachedCorrector(CorrectorWrapper):
             answers = dict(zip(requests, asked, strict=True))
             for digest, answer in answers.items():
                 if failure_kind(answer) not in OF_THE_RUN and not answer.source.startswith(FALLBACK):
-                    answers[digest] = self._keep(digest, answer)
+                    answers[digest] = self._keep(digest, answer, requests[digest])
             return answers
         finally:
             # Also when asking raised: nobody may wait for ever.
@@ -158,13 +172,14 @@ class CachedCorrector(CorrectorWrapper):
             for digest, future in futures.items():
                 future.set_result(answers.get(digest) or failed("cancelled", "the call that it was part of broke off"))
 
-    def _keep(self, digest: str, answer: Correction) -> Correction:
-        """What is kept of an answer; a full disk costs the cache an answer and not the run."""
+    def _keep(self, digest: str, answer: Correction, request: CorrectionRequest) -> Correction:
+        """What is kept of an answer; a full disk or an odd answer costs the cache an answer and not the run."""
         try:
-            return self.store.put(digest, answer, replace_failed=self.retry_failed)
-        except OSError as error:
+            return self.store.put(digest, answer, request, replace_failed=self.retry_failed)
+        except (OSError, ValueError, TypeError) as error:
             if not self._warned:
-                logger.warning("answers can't be kept in %s (%s); going on without", self.store.folder, error)
+                folder, why = printable(self.store.folder), one_line(error, 200)
+                logger.warning("an answer can't be kept in %s (%s); going on without", folder, why)
             self._warned = True
             return answer
 
@@ -194,14 +209,14 @@ class RecordedCorrector:
         self.store = AnswerStore(directory, identity)
 
     def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
-        return [self._replay(request_digest(request)) for request in requests]
+        return [self._replay(request_digest(request), request) for request in requests]
 
-    def _replay(self, digest: str) -> Correction:
-        answer = self.store.get(digest)
+    def _replay(self, digest: str, request: CorrectionRequest) -> Correction:
+        answer = self.store.get(digest, request)
         if answer is None:
             raise CacheMiss(
                 f"no answer {digest[:12]}… is recorded in {self.store.folder}: seed, task, model or settings differ "
-                "from the recorded run"
+                "from the recorded run, or the file is damaged"
             )
         return replace(answer, usage=Usage(), latency=0.0)
 
@@ -209,10 +224,9 @@ class RecordedCorrector:
         return f"RecordedCorrector({str(self.store.folder)!r})"
 
 
-def _from_json(values: Mapping[str, Any]) -> Correction:
-    if values["verdict"] not in get_args(Verdict):
-        raise ValueError(f"no such verdict: {values['verdict']!r}")
-    return Correction(**{**values, "usage": Usage(**values["usage"])})
+def _spelt(text: str) -> str:
+    """JSON with half characters, which no file can hold, as escapes: they come back as they were."""
+    return HALF_CHARACTER.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 def _put_if_absent(temporary: str, path: Path) -> None:

@@ -15,16 +15,18 @@ from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from typing import Any, Literal
 
+from ..safe_text import hide_secrets, one_line, storable
 from ..types import Usage
 from .base import FailureKind
+from .bounded_http import MAX_BODY, MAX_ERROR_BODY
 from .budget import Budget, CallSizes
 
 logger = logging.getLogger(__name__)
 
 ResponseFormat = Literal["json_schema", "json_object", "text"]
 
-MAX_BODY = 1 << 20
-"""Bytes; a chat answer is a few thousand."""
+MAX_COMPLAINT = 300
+"""Characters that are kept of a server's words about an error."""
 MAX_NAME = 200
 """Characters of a tool call's name or id."""
 MAX_TOKENS = 10**7
@@ -284,12 +286,16 @@ class ChatClient:
         """An HTTP error as ours, its text without the key."""
         status = error.status_code
         code, param = getattr(error, "code", None), getattr(error, "param", None)
-        words = _complaint(error.body) + (f" ({param})" if param else "")
-        detail = f"HTTP {status}: {self.redact(words)}"
+        was_cut = len(error.response.content) >= MAX_ERROR_BODY
+        # The key goes first: half of one, where the words are cut, would not be found.
+        words = one_line(self.redact(_complaint(error.body), was_cut=was_cut), MAX_COMPLAINT)
+        if param:
+            words += f" ({one_line(self.redact(str(param)), MAX_NAME)})"
+        detail = f"HTTP {status}: {words}"
         if code == "content_filter":
             return ChatError("refused", detail)
         if 300 <= status < 400:
-            elsewhere = self.redact(error.response.headers.get("location", "nowhere"))[:200]
+            elsewhere = one_line(self.redact(error.response.headers.get("location", "nowhere")), MAX_COMPLAINT)
             return ChatError("rejected", f"HTTP {status}: redirected to {elsewhere}; make base_url the final address")
         if status in (400, 422):
             too_long = code == "context_length_exceeded" or "context length" in words.lower()
@@ -302,12 +308,10 @@ class ChatClient:
             return ChatError("server", detail, retry=True, retry_after=_retry_after(error.response.headers))
         return ChatError("rejected", detail)
 
-    def redact(self, text: str) -> str:
-        """No key in what is logged or kept, even where a server repeats it."""
-        for secret in (getattr(self.client, "api_key", None), getattr(self.client, "_azure_ad_token", None)):
-            if isinstance(secret, str) and len(secret) >= 8:  # shorter ones are placeholders such as "none"
-                text = text.replace(secret, "[key]")
-        return text
+    def redact(self, text: str, *, was_cut: bool = False) -> str:
+        """No key in what is logged or kept, even where a server repeats it in a spelling of its own."""
+        secrets = (getattr(self.client, "api_key", None), getattr(self.client, "_azure_ad_token", None))
+        return hide_secrets(text, secrets, was_cut=was_cut)
 
 
 class UnbilledError(Exception):
@@ -353,9 +357,9 @@ def read_reply(payload: str) -> tuple[Reply, tuple[int, int] | None]:
         message = choice["message"]
         calls = tuple(
             ToolCall(
-                _whole(str(call["id"]))[:MAX_NAME],
-                _whole(str(call["function"]["name"]))[:MAX_NAME],
-                _whole(str(call["function"]["arguments"])),
+                storable(str(call["id"]))[:MAX_NAME],
+                storable(str(call["function"]["name"]))[:MAX_NAME],
+                storable(str(call["function"]["arguments"])),
             )
             for call in message.get("tool_calls") or ()
         )
@@ -369,13 +373,8 @@ def read_reply(payload: str) -> tuple[Reply, tuple[int, int] | None]:
         content, problem = "", "its content is no text"
     if choice.get("finish_reason") == "content_filter" and not refusal:
         refusal = "content filter"
-    refusal = _whole(str(refusal))[:200] if refusal else None
-    return Reply(_whole(content), calls, refusal, problem), _tokens(body.get("usage"))
-
-
-def _whole(text: str) -> str:
-    """Without half characters (lone surrogates), which JSON can spell and nothing else can write."""
-    return text.encode("utf-8", "replace").decode()
+    refusal = storable(str(refusal))[:200] if refusal else None
+    return Reply(storable(content), calls, refusal, problem), _tokens(body.get("usage"))
 
 
 def _tokens(usage: Any) -> tuple[int, int] | None:
@@ -389,10 +388,10 @@ def _tokens(usage: Any) -> tuple[int, int] | None:
 
 
 def _complaint(body: Any) -> str:
-    """The server's words about an error, on one short line."""
+    """The server's words about an error."""
     if isinstance(body, Mapping):
         body = body.get("message") or body.get("detail") or body.get("error") or dict(body)
-    return " ".join(str(body).split())[:300]
+    return str(body)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:

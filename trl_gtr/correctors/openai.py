@@ -17,11 +17,13 @@ from urllib.parse import urlsplit
 import numpy as np
 from PIL import Image
 
+from ..safe_text import one_line
 from ..types import Correction, CorrectionRequest, Share
+from . import bounded_http
 from .audit import is_true
 from .base import FALLBACK, BudgetExhausted, Corrector, CorrectorWrapper, failed, failure_kind
 from .budget import Budget, Limits, picture_tokens, price_of
-from .chat import ChatClient, KeyRejected
+from .chat import MAX_NAME, ChatClient, KeyRejected
 from .questions import VERSION
 from .session import Session
 
@@ -279,7 +281,8 @@ class OpenAICorrector:
         except (openai.APIConnectionError, asyncio.TimeoutError):
             raise ValueError(f"no answer from {self.server}: is the server up and base_url right?") from None
         if known and not self.azure and self.model not in known:
-            logger.warning("%s doesn't list a model %r; it lists %s", self.server, self.model, ", ".join(known[:10]))
+            listed = ", ".join(one_line(name, MAX_NAME) for name in known[:10])
+            logger.warning("%s doesn't list a model %r; it lists %s", self.server, self.model, listed)
 
     def _bad_key(self, status: int) -> str:
         names = "AZURE_OPENAI_API_KEY" if self.azure else "OPENAI_API_KEY"
@@ -346,7 +349,12 @@ def _make_client(
     except ImportError:
         raise ImportError('OpenAICorrector needs the openai package: pip install "trl-gtr[openai]"') from None
     # Redirects aren't followed: each hop would be a call that nobody counts, and a loop of them twenty.
-    http_client = openai.DefaultAsyncHttpxClient(follow_redirects=False)
+    http_client = openai.DefaultAsyncHttpxClient(
+        follow_redirects=False,
+        headers=bounded_http.HEADERS,
+        event_hooks={"response": [bounded_http.bound]},
+        timeout=timeout,
+    )
     always: dict[str, Any] = {"max_retries": 0, "timeout": timeout, "http_client": http_client}
     try:
         if azure:

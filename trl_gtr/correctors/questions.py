@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ..safe_text import storable
 from ..types import CorrectionRequest
 
 VERSION = 1
@@ -72,7 +73,7 @@ def _tools_in_words(task: Any) -> list[str]:
 
 def question(request: CorrectionRequest) -> str:
     """The step itself, beside its picture."""
-    return (
+    return storable(  # no request and no tokenizer takes half characters
         "The agent was shown this picture and told:\n"
         f"<told>\n{request.prompt}\n</told>\n"
         "It responded:\n"

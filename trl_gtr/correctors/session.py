@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from ..cancellation import Cancellation
+from ..safe_text import printable
 from ..types import Correction, CorrectionRequest, Usage
 from .background import BackgroundLoop
 from .base import failed, request_digest
@@ -73,7 +74,7 @@ class Session:
             request = self.chat.client.models.with_raw_response.list()
             return (await asyncio.wait_for(request, self.chat.timeout)).http_response.text
 
-        text = self._background.submit(ask).result()
+        text = self.chat.redact(self._background.submit(ask).result())
         try:
             return [model["id"] for model in json.loads(text)["data"] if isinstance(model["id"], str)]
         except (ValueError, LookupError, TypeError, RecursionError):
@@ -168,7 +169,7 @@ class Session:
     def _report(self, error: Exception) -> None:
         """Once, whole, and without the key: it is to be found and mended."""
         if not self._reported:
-            trace = self.chat.redact("".join(traceback.format_exception(error)))
+            trace = printable(self.chat.redact("".join(traceback.format_exception(error))))
             logger.error("an answer could not be handled; further ones are only counted\n%s", trace)
         self._reported = True
 

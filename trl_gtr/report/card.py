@@ -60,6 +60,7 @@ def run_view(run: Run, name: str) -> dict[str, Any]:
         "seconds": total,
         "usage": {words: _number(value) for metric, words in USAGE.items() if (value := run.last(metric)) is not None},
         "warnings": card.get("warnings", []),
+        "problems": run.problems,
     }
 
 

@@ -6,6 +6,7 @@ import base64
 import difflib
 import io
 import json
+import logging
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,12 +15,18 @@ from typing import Any
 from jinja2.utils import htmlsafe_json_dumps
 from PIL import Image
 
+from .reading import is_number
 from .runs import Run
+
+logger = logging.getLogger(__name__)
 
 MOST_EPISODES = 240
 MOST_CHARACTERS = 4000
 MOST_TOKENS = 600
 PICTURE_SIZE = 300
+FORMATS = ("PNG", "WEBP")
+"""What runs write; no other reader of Pillow's is let near the bytes."""
+MOST_PIXELS = 1 << 24
 _WORD = re.compile(r"\s+|\w+|[^\w\s]")
 
 Row = dict[str, Any]
@@ -46,6 +53,8 @@ class Gallery:
         self.uris: list[str] = []
         self._number: dict[bytes, int | None] = {}
         self._budget = budget
+        self.unreadable = 0
+        """Pictures that could not be shown."""
 
     def add(self, picture: Mapping[str, Any] | None) -> int | None:
         """The picture's number; `None` if there is none, or no room for it."""
@@ -53,15 +62,26 @@ class Gallery:
         if png is None:
             return None
         if png not in self._number:
-            uri = _data_uri(png)
-            self._number[png] = len(self.uris) if self._budget.take(len(uri)) else None
-            if self._number[png] is not None:
+            uri = self._data_uri(png)
+            self._number[png] = len(self.uris) if uri and self._budget.take(len(uri)) else None
+            if uri and self._number[png] is not None:
                 self.uris.append(uri)
         return self._number[png]
 
+    def _data_uri(self, picture: bytes) -> str | None:
+        try:
+            return _data_uri(picture)
+        except Exception as error:  # Pillow says in many ways that a picture is damaged
+            self.unreadable += 1
+            logger.debug("a picture can't be read (%s)", type(error).__name__)
+            return None
 
-def _data_uri(png: bytes) -> str:
-    image = Image.open(io.BytesIO(png)).convert("RGB")
+
+def _data_uri(picture: bytes) -> str:
+    opened = Image.open(io.BytesIO(picture), formats=FORMATS)
+    if opened.width * opened.height > MOST_PIXELS:
+        raise ValueError(f"a picture of {opened.width} × {opened.height} pixels")
+    image = opened.convert("RGB")
     image.thumbnail((PICTURE_SIZE, PICTURE_SIZE), Image.Resampling.LANCZOS)
     webp = io.BytesIO()
     image.save(webp, "WEBP", quality=70, method=2)
@@ -119,13 +139,13 @@ class EpisodeData:
                 break
             chosen.append(view)
         chosen.sort(key=lambda view: (view["update"], view["env"], view["episode"]))
-        coef = run.card.get("config", {}).get("thought_prob_coef", 1.0)
+        coef = run.card.get("config", {}).get("thought_prob_coef")
         self.runs.append(
             {
                 "name": name,
                 "episodes": chosen,
                 "logged": len(episodes_of(run)),
-                "thoughtCoef": coef,
+                "thoughtCoef": coef if is_number(coef) and math.isfinite(coef) else 1.0,
                 "scale": {key: _largest(run.rows, key) for key in ("reward", "value", "advantage")},
             }
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import written_whole
+from ..safe_text import storable
 from .runs import groups, read_runs
 
 MAX_BYTES = 10_000_000
@@ -46,6 +47,8 @@ def write_report(
     for i, run in enumerate(runs):
         shown.add(run, names[id(run)], episodes.MOST_EPISODES // len(runs), share=1 / (len(runs) - i))
 
+    if gallery.unreadable and runs[0].files is not None:
+        runs[0].files.skip(f"{gallery.unreadable} pictures that are no PNG or WebP or too large")
     charts = curves.charts(curves.CURVES, by_label)
     collapse_charts = curves.charts(curves.COLLAPSE, by_label) + curves.truth_charts(by_label)
     html = _render(
@@ -67,7 +70,7 @@ def write_report(
         has_episodes=any(run["episodes"] for run in shown.runs),
     )
     with written_whole(path) as file:
-        file.write_text(html, "utf-8", "replace")  # half characters, e.g. of a model that is quoted, become "?"
+        file.write_text(storable(html), "utf-8")
     return path
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
+from ..safe_text import storable
+from .reading import RunFiles, checked_card
 
-EPISODE_COLUMNS_UNUSED = ("response", "return")
 _SEED_FOLDER = re.compile(r"seed[-_]?\d+")
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 
@@ -28,6 +27,8 @@ class Run:
     """`run.json`; empty for a run that has none."""
     rows: list[dict[str, Any]] = field(default_factory=list)
     """Logged steps, in the order of (environment, episode, step)."""
+    files: RunFiles | None = None
+    """Whoever finds more that can't be shown says it here."""
 
     def series(self, name: str) -> dict[int, float]:
         """Values of a metric by update."""
@@ -36,6 +37,11 @@ class Run:
     def last(self, name: str) -> float | None:
         values = self.series(name)
         return values[max(values)] if values else None
+
+    @property
+    def problems(self) -> list[str]:
+        """What of the run's files was left out."""
+        return self.files.all_problems() if self.files is not None else []
 
     @property
     def metrics(self) -> set[str]:
@@ -68,38 +74,24 @@ def _label(path: Path) -> str:
 def _read_run(folder: Path, label: str) -> Run:
     if not folder.is_dir():
         raise ValueError(f"There is no folder {folder}.")
-    card = folder / "run.json"
-    return Run(
-        folder=folder,
-        label=label,
-        log=_read_log(folder),
-        card=json.loads(card.read_text("utf-8")) if card.is_file() else {},
-        rows=_read_rows(folder / "episodes"),
-    )
+    files = RunFiles(folder)
+    log, card = _read_log(files), checked_card(files.json(folder / "run.json"))
+    rows = sorted(files.rows(folder / "episodes"), key=lambda row: (row["env_index"], row["episode"], row["step"]))
+    return Run(folder, storable(label), log, card, rows, files)
 
 
-def _read_log(folder: Path) -> list[dict[str, Any]]:
+def _read_log(files: RunFiles) -> list[dict[str, Any]]:
+    folder = files.folder
     metrics = folder / "metrics.jsonl"
-    if metrics.is_file():
-        lines = metrics.read_text("utf-8").splitlines(keepends=True)
-        # A line without its end is being written, or was when the power failed.
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+    if files.inside(metrics):
+        return files.log(metrics)
     checkpoints = sorted(
         (int(name[1]), path)
         for path in folder.glob("checkpoint-*")
         if (name := _CHECKPOINT.fullmatch(path.name)) and (path / "trainer_state.json").is_file()
     )
     for place in [folder, *(path for _, path in reversed(checkpoints))]:
-        state = place / "trainer_state.json"
-        if state.is_file():
-            return json.loads(state.read_text("utf-8"))["log_history"]
+        state = files.json(place / "trainer_state.json")
+        if isinstance(state, dict) and "log_history" in state:
+            return files.entries(state["log_history"], f"{place.name}/trainer_state.json")
     raise ValueError(f"{folder} is no run's output folder: it has neither metrics.jsonl nor trainer_state.json.")
-
-
-def _read_rows(folder: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    for shard in sorted(folder.glob("update-*.parquet")):
-        table = pq.read_table(shard)
-        rows += table.drop_columns(list(EPISODE_COLUMNS_UNUSED)).to_pylist()
-    rows.sort(key=lambda row: (row["env_index"], row["episode"], row["step"]))
-    return rows
