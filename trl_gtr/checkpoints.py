@@ -1,10 +1,10 @@
 """What a resumed run needs beside the policy: value head, correction buffer, environments, counters.
 
-It is data: nothing in it is executed (DeepSpeed's own files and `pickle_environments=True` excepted).
-
 `Trainer` writes policy (an ordinary `from_pretrained` folder), optimizer, scheduler, random states and its own
 counters; the rest is here, in the same checkpoint folder. A checkpoint is written under another name and gets its own
 when it is whole; a list of its files and settings is in it, by which a damaged or foreign one is refused.
+
+A checkpoint is data: nothing in it is executed (DeepSpeed's own files and `pickle_environments=True` excepted).
 """
 
 from __future__ import annotations
