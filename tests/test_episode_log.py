@@ -20,7 +20,9 @@ STEPS = {"rollout_steps": 3, "total_env_steps": 36, "per_device_train_batch_size
 @pytest.fixture
 def make_trainer(toy_checkpoint, tmp_path):
     def make(task=None, **overrides):
-        args = quiet_config(**{"output_dir": tmp_path / "run", **STEPS, "episode_log_rate": 1.0, **overrides})
+        args = quiet_config(
+            **{"output_dir": tmp_path / "run", **STEPS, "episode_log_rate": 1.0, "overwrite": False, **overrides}
+        )
         return GTRTrainer(toy_checkpoint, args, task or ColourTask(), ExpertCorrector())
 
     return make

@@ -26,7 +26,7 @@ SIZE = 28
 
 
 def quiet_config(output_dir: Any, **settings: Any) -> GTRConfig:
-    """Small, on the CPU, nothing printed, nothing saved; `settings` go before all that."""
+    """Small, on the CPU, nothing printed, nothing saved, any folder taken; `settings` go before all that."""
     return GTRConfig(
         **{
             "output_dir": str(output_dir),
@@ -34,6 +34,7 @@ def quiet_config(output_dir: Any, **settings: Any) -> GTRConfig:
             "report_to": "none",
             "disable_tqdm": True,
             "save_strategy": "no",
+            "overwrite": True,
             "gradient_checkpointing": False,
             "num_envs": 4,
             "rollout_steps": 4,
