@@ -86,6 +86,8 @@ class PPOTrainer(_BaseTrainer):
 
     _tag_names = ["trl", "ppo"]  # noqa: RUF012
     _name = "PPO"
+    model: Any
+    optimizer: Any
 
     def __init__(
         self,
