@@ -223,7 +223,7 @@ def test_size_of_the_papers_adapter():
     }
     assert parts == {"language_model": 335_544_320, "vision_tower": 56_623_104, "projector": 1_703_936}
     numbers = sum(sizes.values())
-    # By hand, r · (inputs + outputs) of each layer: attention q, k, v, o and the MLP's three; CLIP's four and two; 2.
+    # By hand, r · (inputs + outputs): q, k, v, o and the MLP's three; CLIP's four and two; the projector's two.
     mistral = 32 * (2 * (4096 + 4096) + 2 * (4096 + 1024) + 3 * (4096 + 14336))
     clip = 24 * (4 * (1024 + 1024) + 2 * (1024 + 4096))
     assert numbers == 128 * (mistral + clip + (1024 + 4096) + (4096 + 4096))
