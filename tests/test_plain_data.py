@@ -64,7 +64,7 @@ def through_json(value: Any) -> Any:
     return decode(json.loads(json.dumps(encode(value))))
 
 
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:30].encode("ascii", "replace").decode())
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)  # a set has no fixed `repr`
 def test_a_value_comes_back_with_its_types(value: Any) -> None:
     assert same(through_json(value), value)
     assert fingerprint(through_json(value)) == fingerprint(value)
