@@ -1,7 +1,9 @@
 """What a run leaves on disk for its report: sampled episodes, metrics, its card, and pictures in the trackers."""
 
+import errno
 import json
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
@@ -202,36 +204,34 @@ def test_metrics_and_card_are_there_while_the_run_goes_on(make_trainer, tmp_path
 
 
 class DiskFull(TrainerCallback):
-    """From the second update on, whatever is written to this file finds no space left on the device."""
+    """From the second update on there is no space left for this file."""
 
-    def __init__(self, path):
-        self.path = path
+    def __init__(self, path, monkeypatch):
+        self.path, self.monkeypatch = path, monkeypatch
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == 2:
-            self.path.parent.mkdir(exist_ok=True)
-            self.path.unlink(missing_ok=True)
-            self.path.symlink_to("/dev/full")
+            replace, open_file = os.replace, Path.open
+
+            def full(path):
+                if Path(path) == self.path:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+            self.monkeypatch.setattr("trl_gtr.files.os.replace", lambda old, new: full(new) or replace(old, new))
+            self.monkeypatch.setattr(Path, "open", lambda path, *a, **k: full(path) or open_file(path, *a, **k))
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-@pytest.mark.parametrize(
-    ("written_to", "named"),
-    [
-        ("metrics.jsonl", "metrics.jsonl"),
-        (".run.json", "run.json"),
-        ("episodes/.update-000003-process-0.parquet", "episodes/update-000003-process-0.parquet"),
-    ],
-)
-def test_a_full_disk_ends_the_run_with_what_to_do(make_trainer, tmp_path, written_to, named):
+@pytest.mark.parametrize("name", ["metrics.jsonl", "run.json", "episodes/update-000003-process-0.parquet"])
+def test_a_full_disk_ends_the_run_with_what_to_do(make_trainer, tmp_path, monkeypatch, name):
     trainer = make_trainer(save_strategy="steps", save_steps=1)
-    trainer.callback_handler.callbacks.insert(0, DiskFull(tmp_path / "run" / written_to))
-    with pytest.raises(OSError, match=r"No space left on device.*Earlier checkpoints are as they were") as caught:
-        trainer.train()
-    assert f"{tmp_path / 'run' / named} could not be written" in str(caught.value)
-    assert not (tmp_path / "run" / written_to).is_symlink() or written_to == named  # nothing half written is left
+    path = tmp_path / "run" / name
+    with monkeypatch.context() as patch:
+        trainer.callback_handler.callbacks.insert(0, DiskFull(path, patch))
+        with pytest.raises(OSError, match=r"No space left on device.*Earlier checkpoints are intact") as caught:
+            trainer.train()
+    assert f"{path} could not be written" in str(caught.value)
+    assert not path.with_name(f".{path.name}").exists()  # nothing half written is left
     # The last update before is whole, and the run goes on from it once there is space again.
-    (tmp_path / "run" / written_to).unlink(missing_ok=True)
     resumed = make_trainer(save_strategy="steps", save_steps=1)
     resumed.train(resume_from_checkpoint=True)
     assert resumed.state.global_step == 3
@@ -263,3 +263,35 @@ def test_tensorboard_gets_numbers_and_pictures(make_trainer, tmp_path, monkeypat
     assert tags["images"] == ["samples/0", "samples/1"]
     assert [event.step for event in events.Images("samples/0")] == [1, 2, 3]
     assert events.Images("samples/0")[0].width == 28
+
+
+def test_a_damaged_card_does_not_end_a_resumed_run(make_trainer, tmp_path, caplog):
+    make_trainer(save_strategy="steps", save_steps=1).train()
+    (tmp_path / "run" / "run.json").write_text('{"started": ')
+    resumed = make_trainer(save_strategy="steps", save_steps=1, total_env_steps=10_000)
+    resumed.control.should_training_stop = True
+    resumed.train(resume_from_checkpoint=True)
+    assert "run.json can't be read" in caplog.text
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["started"]
+
+
+def test_a_restarted_run_that_had_saved_nothing_begins_afresh(make_trainer, tmp_path):
+    make_trainer(save_strategy="no").train()
+    with pytest.raises(ValueError, match="holds no checkpoint"):
+        make_trainer(overwrite=False).train(resume_from_checkpoint=True)
+    again = make_trainer(overwrite=True)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == again.args.num_updates
+
+
+def test_an_adapter_of_an_earlier_run_is_not_mixed_with_a_model(make_trainer, tmp_path):
+    """Both in one folder, the adapter would be loaded."""
+    (tmp_path / "run").mkdir()
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (tmp_path / "run" / name).write_text("{}")
+    with pytest.raises(ValueError, match="holds an earlier run .*adapter_config.json"):
+        make_trainer(overwrite=False).train()
+    trainer = make_trainer(overwrite=True)
+    trainer.train()
+    trainer.save_model()
+    assert not list((tmp_path / "run").glob("adapter_*"))

@@ -914,7 +914,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_as_it_was(make_trainer, tmp_path,
         finish(*args)
 
     trainer._finish_update = fill_the_disk
-    with pytest.raises(OSError, match=r"checkpoint-2 could not be written .*No space left.* mend that and resume"):
+    with pytest.raises(OSError, match=r"checkpoint-2 could not be written .*No space left.* fix this and resume"):
         trainer.train()
     monkeypatch.undo()
     assert [path.name for path in run.glob("*checkpoint*")] == ["checkpoint-1"]

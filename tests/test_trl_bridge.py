@@ -2,12 +2,14 @@
 
 import dataclasses
 import inspect
+import os
 import subprocess
 import sys
 
 import pytest
 import torch
 from torch import nn
+from toy import ColourTask, quiet_config
 from vlms import save_family
 
 import trl_gtr
@@ -156,3 +158,12 @@ def test_the_value_head_has_a_learning_rate_of_its_own():
 def test_what_the_parent_forgets_is_made_up_for_below_it_only():
     assert not hasattr(PPOTrainer, "is_distributed_loading_by_transformers")
     assert PPOBridge.is_distributed_loading_by_transformers is False
+
+
+def test_the_environment_does_not_decide_the_accumulation(monkeypatch, toy_checkpoint, tmp_path):
+    """`accelerate launch` may have set the variable; the settings of the run are those that count."""
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1")
+    args = quiet_config(tmp_path, per_device_train_batch_size=2, mini_batch_size=4)
+    trainer = trl_gtr.GTRTrainer(toy_checkpoint, args, ColourTask(), trl_gtr.ExpertCorrector())
+    assert trainer.accelerator.gradient_accumulation_steps == 2
+    assert os.environ["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "1"

@@ -262,7 +262,7 @@ def told(log: Path, event: str) -> list[int]:
 
 def test_an_environment_is_closed_with_its_worker(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    envs = WorkerVectorEnv(lambda: Housed(str(log)), 2)
+    envs = WorkerVectorEnv(lambda: Housed(str(log)), 2, pickle_environments=True)
     try:
         envs.reset(seed=0)
         envs.set_states(envs.get_states())  # takes the place of the old ones

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -178,7 +177,6 @@ def _save_base(model: Any, processor: Any, folder: Path) -> None:
     )
     base = copy.deepcopy(model).unload() if isinstance(model, PeftModel) else model
     with written_whole(folder) as unfinished:
-        shutil.rmtree(unfinished, ignore_errors=True)  # of a run that was ended while it wrote
         base.save_pretrained(unfinished)
         processor.save_pretrained(unfinished)
         for path in (*unfinished.rglob("*"), unfinished):

@@ -65,15 +65,16 @@ def check(folder: str | Path, settings: Mapping[str, Any], allow_changes: bool =
     folder = Path(folder)
     try:
         contents = json.loads((folder / CONTENTS_FILE).read_text())
-        files, then, found = contents["files"].items(), dict(contents["settings"]), contents.get("format", 1)
+        files = [(name, size, checksum) for name, (size, checksum) in contents["files"].items()]
+        then, found = dict(contents["settings"]), contents.get("format", 1)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{folder} is damaged: {CONTENTS_FILE} can't be read ({error!r})."
     if found != FORMAT:
         return (
             f"{folder} is a checkpoint of format {found!r}, and this version of trl-gtr reads format {FORMAT} only: "
-            "end that run with the version that began it, or start a new one with this folder as the model."
+            "finish that run with the version that started it, or start a new one with this folder as the model."
         )
-    for name, (size, checksum) in files:
+    for name, size, checksum in files:
         path = folder / name
         if not path.is_file():
             return f"{folder} is damaged: {name} is missing."
@@ -207,13 +208,20 @@ def load_policy_weights(folder: str | Path, policy: nn.Module) -> None:
         model.load_state_dict(saved.state_dict())
 
 
-def resolve_checkpoint(resume_from_checkpoint: str | bool | None, output_dir: str) -> str | None:
-    """The folder to resume from: a given path, the newest one in `output_dir` for `True`, `None` for a fresh run."""
+def resolve_checkpoint(
+    resume_from_checkpoint: str | bool | None, output_dir: str, required: bool = True
+) -> str | None:
+    """The folder to resume from: a given path, the newest one in `output_dir` for `True`, `None` for a fresh run.
+
+    Where none is in `output_dir`, `True` is an error if one is `required`, and a fresh run otherwise.
+    """
     if not resume_from_checkpoint:
         return None
     folder = None if resume_from_checkpoint is True else str(resume_from_checkpoint)
     if folder is None:
         folder = get_last_checkpoint(output_dir) if Path(output_dir).is_dir() else None
+        if folder is None and not required:
+            return None
         if folder is None:
             raise ValueError(f"`resume_from_checkpoint=True`, but {output_dir} holds no checkpoint-* folder.")
     if not (Path(folder) / CONTENTS_FILE).is_file():

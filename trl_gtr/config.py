@@ -33,6 +33,7 @@ REFUSED_FIELDS = {
     "dataset_num_proc": "nothing: there is no dataset",
     "num_train_epochs": "total_env_steps",
     "max_steps": "total_env_steps",
+    "deepspeed": "accelerate's configuration (examples/accelerate_configs/zero2.yaml)",
     "ref_adapter_name": "kl_coef: the reference is the starting policy",
     "world_size": "nothing: the launcher decides",
     "num_total_batches": "total_env_steps",
@@ -312,7 +313,9 @@ class GTRConfig(PPOConfig):
         defaults = {f.name: f.default for f in fields(self)}
         for name, instead in REFUSED_FIELDS.items():
             if name in defaults and getattr(self, name) != defaults[name]:
-                raise ValueError(f"GTRConfig does not use `{name}`. Set {instead} instead, and leave `{name}` out.")
+                reason = instead.removeprefix("nothing: ")
+                advice = f": {reason}." if reason != instead else f". Set {instead} instead."
+                raise ValueError(f"GTRConfig does not use `{name}`{advice} Leave `{name}` out.")
 
     def _check_values(self) -> None:
         for name in ("total_env_steps", "num_envs", "rollout_steps", "max_completion_length", "num_ppo_epochs"):
@@ -381,7 +384,7 @@ class GTRConfig(PPOConfig):
             f"An update has num_envs × rollout_steps = {rollout} steps, which is no multiple of the mini-batch: "
             f"{mini_batch}, over all processes. {_sizes_that_fit(rollout, batch, mini_batch)}",
         )
-        self.gradient_accumulation_steps = mini_batch // batch
+        self.gradient_accumulation_steps, self.mini_batch_size = mini_batch // batch, mini_batch
         _require(
             given in (None, self.gradient_accumulation_steps),
             f"`mini_batch_size` = {mini_batch} takes {self.gradient_accumulation_steps} accumulation steps of "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,17 +15,24 @@ HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """Gives a name to write to, beside `path`, which it becomes at the end. Folders are made as needed."""
+    """Gives a name to write a file or folder to, beside `path`, which it becomes at the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}")
-    unfinished.unlink(missing_ok=True)  # of a crash, or a link that somebody has laid to another file
+    _remove(unfinished)  # left by a crash, or a link that somebody has laid to another file
     try:
         yield unfinished
         os.replace(unfinished, path)
     except BaseException:
         with suppress(OSError):  # the first error is the one to tell
-            unfinished.unlink(missing_ok=True)
+            _remove(unfinished)
         raise
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -34,7 +42,7 @@ def writing_log(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(
-            f"{path} could not be written ({error}). Earlier checkpoints are as they were: mend that and resume."
+            f"{path} could not be written ({error}). Earlier checkpoints are intact: fix this and resume."
         ) from error
 
 

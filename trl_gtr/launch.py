@@ -102,7 +102,7 @@ def check_output_dir(args: GTRConfig, task: Task) -> None:
 
     Nothing is removed yet: what fails until training begins must not cost the earlier run.
     """
-    if checkpoint := checkpoints.resolve_checkpoint(resume_from(args), args.output_dir):
+    if checkpoint := checkpoints.resolve_checkpoint(resume_from(args), args.output_dir, required=not args.overwrite):
         checkpoints.check_task(checkpoint, task.name)
     if not PartialState().is_main_process:
         return  # it may see what the main process has begun to write
@@ -115,11 +115,6 @@ def check_output_dir(args: GTRConfig, task: Task) -> None:
         raise ValueError(f"No permission to write into {folder}: set --output_dir to another folder.")
     if checkpoint:
         return
-    if any(folder.iterdir()) and not args.overwrite:
-        raise ValueError(
-            f"{folder} is not empty. Use --overwrite to start afresh, --resume_from_checkpoint true to go on, or "
-            "another --output_dir."
-        )
     if problem := output_folder.problem(folder, args.overwrite):
         raise ValueError(problem)
 

@@ -14,12 +14,14 @@ from . import checkpoints, episode_log
 from .run_log import CARD_FILE, METRICS_FILE
 from .safe_text import printable
 
+# A model that is saved beside an earlier run's adapter would be loaded as that adapter.
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
 
 
 def earlier_run(folder: Path) -> Iterator[Path]:
     """What another run has written here."""
-    for name in (METRICS_FILE, CARD_FILE):
+    for name in (METRICS_FILE, CARD_FILE, *ADAPTER_FILES):
         if (folder / name).is_file():
             yield folder / name
     yield from (shard for _, shard in episode_log.shards(folder / episode_log.FOLDER))
@@ -34,8 +36,8 @@ def problem(folder: str | Path, overwrite: bool) -> str | None:
     if found and not overwrite:
         names = ", ".join(path.name for path in found[:3]) + (", …" if len(found) > 3 else "")
         return printable(
-            f"{folder} holds an earlier run ({names}). Set `overwrite=True` to replace it, resume it with "
-            "`train(resume_from_checkpoint=True)`, or choose another `output_dir`."
+            f"{folder} holds an earlier run ({names}). Set `overwrite=True` (--overwrite) to replace it, resume it "
+            "with `resume_from_checkpoint=True` (--resume_from_checkpoint true), or choose another `output_dir`."
         )
     for path in found:
         if path.is_dir() and not (path / checkpoints.CONTENTS_FILE).is_file():

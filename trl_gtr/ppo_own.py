@@ -6,6 +6,10 @@ The interface is that of TRL 1.12's `PPOTrainer` as far as this library uses it.
 
 from __future__ import annotations
 
+import copy
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,6 +18,7 @@ from accelerate import Accelerator
 from peft import PeftModel, get_peft_model
 from torch import nn
 from transformers import PreTrainedModel, TrainerState
+from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_callback import ExportableState
 from trl.models.utils import prepare_deepspeed
 from trl.trainer.base_config import _BaseConfig
@@ -98,19 +103,20 @@ class PPOTrainer(_BaseTrainer):
         optimizers: tuple[Any, Any] = (None, None),
         peft_config: Any = None,
     ) -> None:
-        self.policy_model = _adapted(model, peft_config)
+        self.policy_model: Any = model if peft_config is None else get_peft_model(model, peft_config)
         self.is_peft_model = isinstance(self.policy_model, PeftModel)
         self.ref_model = self.make_reference(args)
         config = self.policy_model.config
         use_cache = getattr(config, "use_cache", None)
-        super().__init__(
-            model=self.make_module(self.policy_model, args),
-            args=args,
-            eval_dataset=[],  # evaluation plays episodes; without a dataset `Trainer` would refuse `eval_strategy`
-            processing_class=processing_class,
-            callbacks=callbacks,
-            optimizers=optimizers,
-        )
+        with environment_from(args):
+            super().__init__(
+                model=self.make_module(self.policy_model, args),
+                args=args,
+                eval_dataset=[],  # evaluation plays episodes; without a dataset `Trainer` would refuse `eval_strategy`
+                processing_class=processing_class,
+                callbacks=callbacks,
+                optimizers=optimizers,
+            )
         # `Trainer` has written its own setting into the model's config, with which it would be saved.
         if use_cache is None:
             del config.use_cache
@@ -130,12 +136,14 @@ class PPOTrainer(_BaseTrainer):
         raise NotImplementedError
 
     def make_reference(self, args: Any) -> Any:
-        """The starting policy where a KL penalty needs a copy of it; with an adapter it is the model without it."""
+        """A frozen copy of the starting policy where a KL penalty needs one; an adapter has its own way."""
         if args.kl_coef == 0 or self.is_peft_model:
             return None
-        from trl.experimental.utils import create_reference_model
-
-        return create_reference_model(self.policy_model)
+        if is_deepspeed_zero3_enabled():
+            raise ValueError(
+                "`kl_coef` needs a whole copy of the model, which ZeRO-3 splits: train an adapter instead."
+            )
+        return copy.deepcopy(self.policy_model).eval().requires_grad_(False)
 
     def create_accelerator_and_postprocess(self) -> None:
         """One that divides by the accumulation steps in `backward`, which `Trainer`'s leaves to its own loop."""
@@ -151,6 +159,9 @@ class PPOTrainer(_BaseTrainer):
         """Optimizer, scheduler, and whatever the launcher wraps around the module."""
         args = self.args
         self.create_optimizer_and_scheduler(num_training_steps=args.num_updates)
+        plugin = getattr(self.accelerator.state, "deepspeed_plugin", None)
+        if plugin is not None:  # DeepSpeed would ask a dataloader, and there is none
+            plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = args.per_device_train_batch_size
         torch.manual_seed(args.seed)
         self.model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
         torch.manual_seed(args.seed + self.accelerator.process_index * RANK_SEED_STRIDE)
@@ -167,12 +178,20 @@ class PPOTrainer(_BaseTrainer):
 PPOBase = PPOTrainer
 
 
-def _adapted(model: Any, peft_config: Any) -> Any:
-    if peft_config is None:
-        return model
-    if isinstance(model, PeftModel):
-        raise ValueError(
-            "The model has an adapter already, and `peft_config` would add another. Merge and unload the first, save "
-            "the merged model, and train that with `peft_config`; or leave `peft_config` out to go on training it."
-        )
-    return get_peft_model(model, peft_config)
+@contextmanager
+def environment_from(args: Any) -> Iterator[None]:
+    """An Accelerator believes the environment before its arguments: say there what `args` ask for."""
+    wanted = {
+        "ACCELERATE_MIXED_PRECISION": args.mixed_precision,
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(args.gradient_accumulation_steps),
+    }
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -5,15 +5,14 @@ To give up TRL 1.12, delete this file and the branch in `ppo_base.py` that impor
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+
+from .ppo_own import environment_from
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message=".*trl.experimental.*")
@@ -73,7 +72,7 @@ class PPOBase(PPOTrainer):
         peft_config: Any = None,
     ) -> None:
         eos = model.generation_config.eos_token_id
-        with _environment_from(args):
+        with environment_from(args):
             super().__init__(
                 args=args,
                 processing_class=processing_class,
@@ -101,22 +100,3 @@ class PPOBase(PPOTrainer):
         """Called by the parent before `accelerator.prepare`: the one moment to put our module in."""
         self.model = self.make_module(self.policy_model, self.args)
         super().create_optimizer_and_scheduler(num_training_steps=self.args.num_updates)
-
-
-@contextmanager
-def _environment_from(args: Any) -> Iterator[None]:
-    """The parent builds its Accelerator from the environment; say there what `args` ask for, not the launcher."""
-    wanted = {
-        "ACCELERATE_MIXED_PRECISION": args.mixed_precision,
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(args.gradient_accumulation_steps),
-    }
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -102,7 +102,7 @@ class ResumableTrainer(PPOBridge):
             if self.args.should_save:
                 shutil.rmtree(Path(self.args.output_dir) / checkpoints.INCOMPLETE, ignore_errors=True)
             listed = "; ".join(f"process {rank}: {fault}" for rank, fault in enumerate(faults) if fault)
-            raise OSError(f"{what} ({listed}). Earlier checkpoints are as they were: mend that and resume.") from error
+            raise OSError(f"{what} ({listed}). Earlier checkpoints are intact: fix this and resume.") from error
 
     def _save_run_state(self, folder: Path) -> None:
         corrector = self.corrector.state_dict() if hasattr(self.corrector, "state_dict") else None
@@ -128,6 +128,10 @@ class ResumableTrainer(PPOBridge):
         lora = {f"adapter.{name}": value for name, value in _written(adapter).items()}
         lora.pop("adapter.peft_version", None)
         return {"task": self.task.name, "corrector": corrector, **task, **lora, **self.args.resume_settings()}
+
+    def _checkpoint_to_resume(self, given: str | bool | None) -> str | None:
+        """With `overwrite` a run that has saved nothing yet begins afresh: what a scheduler that restarts it needs."""
+        return checkpoints.resolve_checkpoint(given, self.args.output_dir, required=not self.args.overwrite)
 
     def _claim_output_dir(self, checkpoint: str | None) -> None:
         """Refuse to mix two runs in one folder, or clear it where that is wanted. A run that resumes from its own

@@ -282,8 +282,8 @@ class RolloutCollector:
             observations, infos = self.envs.set_states(state["environments"], exact)
         except ValueError as error:
             raise ValueError(
-                f"The episodes of the checkpoint can't go on: {error} If something else is installed than when it was "
-                "written, set that back, or go on nevertheless with `allow_changed_config=True`."
+                f"The episodes of the checkpoint can't go on: {error} If package versions have changed since it was "
+                "written, restore them, or continue anyway with `allow_changed_config=True`."
             ) from error
         self.images = [np.array(image) for image in observations]
         self.infos = unpack_infos(infos, stored)

@@ -21,6 +21,8 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from .config import REFUSED_FIELDS, GTRConfig
 from .files import writing_log, written_whole
 
+logger = logging.getLogger(__name__)
+
 METRICS_FILE = "metrics.jsonl"
 CARD_FILE = "run.json"
 PACKAGES = ("trl-gtr", "trl", "transformers", "accelerate", "peft", "torch", "datasets", "gymnasium", "numpy")
@@ -48,9 +50,12 @@ class RunLog(TrainerCallback):
         self.card = run_card(args) | self.about
         earlier = self.folder / CARD_FILE
         if state.global_step and earlier.is_file():
-            old = json.loads(earlier.read_text("utf-8"))
-            self.card["started"] = old["started"]
-            self.warnings.entries = [w for w in old["warnings"] if w["update"] <= state.global_step]
+            try:
+                old = json.loads(earlier.read_text("utf-8"))
+                kept = [w for w in old["warnings"] if w["update"] <= state.global_step]
+                self.card["started"], self.warnings.entries = old["started"], kept
+            except (ValueError, KeyError, TypeError) as error:
+                logger.warning("%s can't be read (%r): the run begins a new one.", earlier, error)
         # The history of a resumed run ends at its checkpoint: what a crash has left behind that is gone.
         metrics = self.folder / METRICS_FILE
         with writing_log(metrics), written_whole(metrics) as file:

@@ -25,7 +25,7 @@ from transformers import AutoProcessor, PreTrainedModel, TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_utils import TrainOutput, set_seed
 
-from . import checkpoints, ppo
+from . import ppo
 from .adapters import REFERENCE, check_config, check_trainable, ensure_named_base
 from .agents import PolicyAgent
 from .callbacks import GTRProgressCallback
@@ -173,7 +173,7 @@ class GTRTrainer(ResumableTrainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
         """Collect, learn, repeat, for `num_updates` updates."""
-        self._begin(checkpoints.resolve_checkpoint(resume_from_checkpoint, self.args.output_dir))
+        self._begin(self._checkpoint_to_resume(resume_from_checkpoint))
         try:
             with StopSignals() as self.signals:
                 while self.state.global_step < self.args.num_updates and not self.control.should_training_stop:

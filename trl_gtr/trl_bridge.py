@@ -60,7 +60,6 @@ class PPOBridge(PPOBase):
         fresh = kwargs.get("peft_config")
         self._copies_start = args.kl_coef > 0 and not (fresh is not None and adapters.starts_at_base(fresh))
         super().__init__(args, model, processing_class, **kwargs)
-        args.num_total_batches = args.num_updates
         self.model_wrapped = self.model
         if self.is_deepspeed_enabled:
             self.deepspeed = self.model

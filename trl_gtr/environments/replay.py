@@ -22,7 +22,7 @@ from ..plain_data import fingerprint
 
 _REHEARSALS = 16
 _REMEDY = (
-    "An episode must follow from its seed and its actions: draw random numbers from `self.np_random` only, and carry "
+    "An episode must be fully determined by its seed and actions: draw random numbers from `self.np_random` only, and carry "
     "nothing from one episode to the next."
 )
 
@@ -88,7 +88,7 @@ class Replayable(gym.Wrapper):
         outcome = self._outcome()
         differing = [name for name in outcome if outcome[name] != state["outcome"][name]]
         if differing:
-            difference = f"{self.env} has played its episode again, with another {' and another '.join(differing)}."
+            difference = f"Replaying the episode of {self.env} gave another {' and another '.join(differing)}."
             if exact and not (differing == ["observation"] and self.spec is not None and self.spec.nondeterministic):
                 raise ValueError(f"{difference} {_REMEDY}")
             warnings.warn(difference, stacklevel=2)
@@ -119,7 +119,9 @@ class Pickled(Replayable):
     def set_state(self, state: Any, exact: bool = True) -> tuple[Any, dict[str, Any]]:
         if isinstance(state, dict):  # saved without pickling
             return super().set_state(state, exact)
-        self.env, self._latest = cloudpickle.loads(state)
+        restored = cloudpickle.loads(state)
+        self.env.close()
+        self.env, self._latest = restored
         return self._latest
 
 

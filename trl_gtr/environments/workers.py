@@ -378,7 +378,8 @@ class WorkerVectorEnv(VectorEnv):
             self.workers[i], _ = self._worker_at(old.answer(self.start_timeout))
         except (WorkerFailed, WorkerRefused) as failure:
             warnings.warn(
-                f"Workers are recycled no more, for the environment can't go on in another: {failure}", stacklevel=3
+                f"Workers are no longer recycled, because the environment can't be moved to a new one: {failure}",
+                stacklevel=3,
             )
             self.recycle_after = None
         except WorkerLost:
