@@ -281,7 +281,8 @@ def test_two_runs_are_not_mixed_in_one_folder(fails: Any, no_training: None, tmp
     (old / CONTENTS_FILE).touch()
     line = fails("gym_cards", "--output_dir", tmp_path)
     assert "holds an earlier run" in line
-    assert "--overwrite" in line and "--resume_from_checkpoint true" in line
+    assert "--overwrite" in line
+    assert "--resume_from_checkpoint true" in line
     launch.check_output_dir(gtr_args(tmp_path, "--overwrite"), make_task("ezpoints"))
     assert old.is_dir()  # until training begins: what fails before mustn't cost the earlier run
     output_folder.remove_earlier_run(tmp_path)

@@ -140,9 +140,7 @@ class PPOTrainer(_BaseTrainer):
         if args.kl_coef == 0 or self.is_peft_model:
             return None
         if is_deepspeed_zero3_enabled():
-            raise ValueError(
-                "`kl_coef` needs a whole copy of the model, which ZeRO-3 splits: train an adapter instead."
-            )
+            raise ValueError("`kl_coef` needs a copy of the whole model, which ZeRO-3 splits: train an adapter.")
         return copy.deepcopy(self.policy_model).eval().requires_grad_(False)
 
     def create_accelerator_and_postprocess(self) -> None:

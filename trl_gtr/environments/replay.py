@@ -22,8 +22,8 @@ from ..plain_data import fingerprint
 
 _REHEARSALS = 16
 _REMEDY = (
-    "An episode must be fully determined by its seed and actions: draw random numbers from `self.np_random` only, and carry "
-    "nothing from one episode to the next."
+    "An episode must be fully determined by its seed and actions: draw random numbers from `self.np_random` only, and "
+    "carry nothing from one episode to the next."
 )
 
 
