@@ -18,7 +18,7 @@ from typing import Any, Literal
 from ..safe_text import hide_secrets, one_line, storable
 from ..types import Usage
 from .base import FailureKind
-from .bounded_http import MAX_BODY, MAX_ERROR_BODY
+from .bounded_http import MAX_BODY, MAX_ERROR_BODY, UnreadableBody
 from .budget import Budget, CallSizes
 
 logger = logging.getLogger(__name__)
@@ -29,6 +29,8 @@ MAX_COMPLAINT = 300
 """Characters that are kept of a server's words about an error."""
 MAX_NAME = 200
 """Characters of a tool call's name or id."""
+NO_COMPLETION = "the body is no chat completion"
+"""The problem of a reply that isn't one."""
 MAX_TOKENS = 10**7
 """No model counts more in one call; a server that says so isn't believed."""
 
@@ -343,6 +345,8 @@ async def _read_body(response: Any) -> str:
                 raise EndlessAnswer("unusable", f"the answer is longer than {MAX_BODY} bytes")
     except ChatError:
         raise
+    except UnreadableBody as error:
+        raise ChatError("unusable", one_line(error)) from None
     except Exception as error:  # of the HTTP library; which one that is the openai package decides
         name = type(error).__name__
         raise ChatError("timeout" if "Timeout" in name else "connection", name, retry=True) from None
@@ -365,7 +369,7 @@ def read_reply(payload: str) -> tuple[Reply, tuple[int, int] | None]:
         )
         content, refusal = message.get("content"), message.get("refusal")
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        return Reply(problem="the body is no chat completion"), None
+        return Reply(problem=NO_COMPLETION), None
     problem = "it was cut off at the length limit" if choice.get("finish_reason") == "length" else None
     if content is None:
         content = ""

@@ -348,13 +348,7 @@ def _make_client(
         import openai
     except ImportError:
         raise ImportError('OpenAICorrector needs the openai package: pip install "trl-gtr[openai]"') from None
-    # Redirects aren't followed: each hop would be a call that nobody counts, and a loop of them twenty.
-    http_client = openai.DefaultAsyncHttpxClient(
-        follow_redirects=False,
-        headers=bounded_http.HEADERS,
-        event_hooks={"response": [bounded_http.bound]},
-        timeout=timeout,
-    )
+    http_client = bounded_http.client(timeout, asynchronous=True)
     always: dict[str, Any] = {"max_retries": 0, "timeout": timeout, "http_client": http_client}
     try:
         if azure:
