@@ -200,6 +200,40 @@ def test_a_late_answer_is_not_kept_in_a_cache(make: Any, tmp_path: Any) -> None:
         assert cached.correct([replace(request, cancellation=Cancellation())])[0].verdict == "corrected"
 
 
+def test_a_new_request_does_not_join_a_call_that_was_given_up(tmp_path: Any) -> None:
+    """An earlier rollout's call is given up and not back yet when the next rollout asks the same."""
+    asked, go = threading.Event(), threading.Event()
+
+    class Heedful:
+        identity = "heedful"
+
+        def correct(self, requests: Any) -> list[Correction]:
+            if requests[0] is earlier:
+                asked.set()
+                assert go.wait(20)
+                return [failed("late")]
+            return [Correction("right") for _ in requests]
+
+    earlier = number_line_request(1, 4)
+    later = replace(earlier, cancellation=Cancellation())
+    cached = CachedCorrector(Heedful(), tmp_path)
+    answers: list[Correction] = []
+    first = threading.Thread(target=lambda: answers.extend(cached.correct([earlier])))
+    second = threading.Thread(target=lambda: answers.extend(cached.correct([later])))
+    try:
+        first.start()
+        assert asked.wait(20)
+        earlier.cancellation.cancel()
+        second.start()
+        second.join(20)
+        assert [answer.verdict for answer in answers] == ["right"]
+    finally:
+        go.set()
+    first.join(20)
+    assert failure_kind(answers[1]) == LATE
+    assert cached.metrics()["corrector/cache_misses"] == 2
+
+
 def test_what_a_corrector_of_ones_own_hands_in_when_given_up_is_kept() -> None:
     class HalfDone:
         def correct(self, requests: Any) -> list[Correction]:

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from ..cancellation import Cancellation
 from ..files import HALF_CHARACTER
 from ..safe_text import one_line, printable, storable
 from ..types import Correction, CorrectionRequest, Usage
@@ -111,7 +112,8 @@ class CachedCorrector(CorrectorWrapper):
         super().__init__(corrector)
         self.store = AnswerStore(directory, identity_of(corrector))
         self.retry_failed = retry_failed
-        self._pending: dict[str, Future[Correction]] = {}
+        # Only what is called off together is shared: a request must not fail with another rollout's.
+        self._pending: dict[tuple[str, Cancellation], Future[Correction]] = {}
         self._lock = threading.Lock()
         self._hits = self._misses = 0
         self._warned = False
@@ -125,13 +127,14 @@ class CachedCorrector(CorrectorWrapper):
             for digest, request in zip(digests, requests, strict=True):
                 if known[digest] is not None or digest in shared:
                     continue
-                if digest not in self._pending:
+                key = digest, request.cancellation
+                if key not in self._pending:
                     known[digest] = self._recorded(digest, request)  # another thread may just have finished with it
                     if known[digest] is not None:
                         continue
-                    self._pending[digest] = Future()
+                    self._pending[key] = Future()
                     mine[digest] = request
-                shared[digest] = self._pending[digest]
+                shared[digest] = self._pending[key]
             self._misses += len(mine)
             self._hits += len(requests) - len(mine)
         try:
@@ -168,7 +171,7 @@ class CachedCorrector(CorrectorWrapper):
         finally:
             # Also when asking raised: nobody may wait for ever.
             with self._lock:
-                futures = {digest: self._pending.pop(digest) for digest in requests}
+                futures = {digest: self._pending.pop((digest, r.cancellation)) for digest, r in requests.items()}
             for digest, future in futures.items():
                 future.set_result(answers.get(digest) or failed("cancelled", "the call that it was part of broke off"))
 
