@@ -264,7 +264,8 @@ def test_a_corrector_that_never_answers_holds_a_bounded_number_of_threads(caplog
         release.set()
     eventually(lambda: own_threads() <= before)
     assert outcomes(collector.collect(5)).count(LATE) == 0
-    assert caplog.text.count("The corrector can't keep up: 5 of 5 corrections were late and given up.") == 1
+    told = "The corrector can't keep up: 5 of 5 corrections came too late and were dropped."
+    assert caplog.text.count(told) == 1
     assert "raise `correction_timeout`" in caplog.text
 
 
@@ -303,9 +304,38 @@ def test_the_warning_names_the_concurrency_that_it_takes(caplog: pytest.LogCaptu
     for _ in range(2):
         collector.collect(1, correction_timeout=0.2)
     assert [record.getMessage() for record in caplog.records] == [
-        "The corrector can't keep up: 7 of 8 corrections were late and given up. At 2 s each it would need a "
-        "concurrency of 8 and a `correction_timeout` of 2 s."
+        "The corrector can't keep up: 7 of 8 corrections came too late and were dropped. At 2 s each, raise its "
+        "`concurrency` to 8 and `correction_timeout` to 2 s."
     ]
+
+
+def test_the_warning_names_a_concurrency_that_can_be_reached(caplog: pytest.LogCaptureFixture) -> None:
+    """All vector steps of a rollout are asked at once; where a bound forbids it no number would help."""
+    at_once = threading.Semaphore(0)
+
+    class Waiting:
+        def correct(self, requests: Any) -> list[Correction]:
+            given_up = threading.Event()
+            at_once.release()
+            with requests[0].cancellation.calling(given_up.set):
+                assert given_up.wait(60)
+            return [failed("late", latency=1.0) for _ in requests]
+
+    def all_begun(step: int) -> None:
+        if step == 47:
+            assert all(at_once.acquire(timeout=20) for _ in range(47))
+
+    collector = RolloutCollector(NumberLineTask(), Numbered(all_begun), Waiting(), num_envs=1)
+    assert outcomes(collector.collect(48, correction_timeout=0.1)) == [LATE] * 48
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert re.search(r"raise its `concurrency` to \d+", told)
+    caplog.clear()
+    bounded = RolloutCollector(NumberLineTask(), Numbered(), Waiting(), num_envs=1, correction_workers=2)
+    bounded.collect(8, correction_timeout=0.1)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.endswith(
+        "8 of 8 corrections came too late and were dropped. Take a faster one, or raise `correction_timeout`."
+    )
 
 
 def finished(asked_at: list[float], each: float, concurrency: int) -> float:
