@@ -53,9 +53,10 @@ class AnswerStore:
         readable = re.sub(r"[^A-Za-z0-9.-]+", "-", identity)[:40].strip("-.")
         self.folder = Path(directory) / f"{readable}-{hashlib.sha256(storable(identity).encode()).hexdigest()[:12]}"
         self.identity = identity
+        self._damaged: set[str] = set()
 
     def get(self, digest: str, request: CorrectionRequest) -> Correction | None:
-        """The answer to a request, checked like a new one; `None`, with a warning, where the file is damaged."""
+        """The answer to a request, checked like a new one; `None`, with one warning, where the file is damaged."""
         path = self._path(digest)
         try:
             with path.open("rb") as file:
@@ -66,7 +67,9 @@ class AnswerStore:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
-            logger.warning("%s is no recorded answer (%s): asked again", printable(path), one_line(error, 200))
+            if digest not in self._damaged:
+                logger.warning("%s is no recorded answer (%s); it is ignored", printable(path), one_line(error, 200))
+            self._damaged.add(digest)
             return None
 
     def put(
@@ -102,10 +105,10 @@ def recorded_identities(directory: str | os.PathLike[str]) -> list[str]:
 class CachedCorrector(CorrectorWrapper):
     """Asks another corrector only what nobody with the same cache has asked before.
 
-    A rerun with the same seed makes no call and gets the same answers, failures included. An answer that came too late
-    or was unusable is thus kept as failed; with `retry_failed=True` it is asked for again. What failed for reasons of
-    the run rather than of the step (budget, end of the run, a server that was down) and what a fallback answered is
-    never kept.
+    A rerun with the same seed makes no call and gets the same answers, failures included: a step whose answer timed
+    out or was unusable is kept as failed, and asked again only with `retry_failed=True`. What failed for reasons of
+    the run rather than of the step (budget, the end of the run or of a rollout, a server that was down) and what a
+    fallback answered is never kept.
     """
 
     def __init__(self, corrector: Corrector, directory: str | os.PathLike[str], *, retry_failed: bool = False):
