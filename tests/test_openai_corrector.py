@@ -543,6 +543,7 @@ def test_packed_answers_are_read(make: Any, packing: str) -> None:
         ("gzip", "unusable: the answer isn't packed with gzip as it says"),
         ("br", "unusable: the answer is packed with br; only gzip was asked for"),
         ("deflate", "unusable: the answer is packed with deflate; only gzip was asked for"),
+        (SECRET, "unusable: the answer is packed with something else; only gzip was asked for"),
     ],
 )
 def test_packing_that_cannot_be_undone(make: Any, packing: str, words: str) -> None:

@@ -112,7 +112,7 @@ class ServedAgent:
             )
         except openai.OpenAIError as error:
             raise NoAnswer(self._no_answer(error)) from None
-        reply, _ = read_reply(response.http_response.text)
+        reply, _ = read_reply(response.http_response.content.decode(errors="replace"))
         if reply.problem == NO_COMPLETION:
             raise NoAnswer(f"{self.model} gave no answer: {reply.problem}. Is --base_url right?")
         return reply.content

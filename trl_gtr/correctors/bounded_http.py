@@ -18,6 +18,8 @@ MAX_ERROR_BODY = 1 << 16
 """Bytes of any other body, unpacked; an error is a few hundred."""
 PACKING = "gzip"
 """What can be unpacked piece by piece, up to the limit, and is packed alike by every server."""
+KNOWN = ("br", "compress", "deflate", "zstd")
+"""Other packings there are."""
 
 
 class UnreadableBody(ValueError):
@@ -100,7 +102,8 @@ class _Taker:
             except zlib.error:
                 raise UnreadableBody(f"the answer isn't packed with {PACKING} as it says") from None
         else:
-            raise UnreadableBody(f"the answer is packed with {self.packing:.20}; only {PACKING} was asked for")
+            name = self.packing if self.packing in KNOWN else "something else"  # a server may say anything here
+            raise UnreadableBody(f"the answer is packed with {name}; only {PACKING} was asked for")
         self.left -= len(data)
         return data
 
