@@ -84,10 +84,11 @@ class AnswerStore:
         path.parent.mkdir(exist_ok=True)
         text = _spelt(json.dumps(asdict(correction), ensure_ascii=False, indent=1, allow_nan=False))
         recorded_answers.read(json.loads(text), request)  # what could never be read again isn't kept
-        earlier = self.get(digest, request) if path.exists() else None
+        there = path.exists()  # once: another process may write it meanwhile, and then its answer stays
+        earlier = self.get(digest, request) if there else None
         if earlier is None or (replace_failed and earlier.verdict == "failed"):
             # In place of a damaged file too; of a new name the first one to write it is the owner.
-            if _write(path, text, overwrite=path.exists()):
+            if _write(path, text, overwrite=there):
                 return correction
             earlier = self.get(digest, request)
         return earlier or correction
