@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chat_server import ChatServer, Handler, floods, hangs, redirects, says, status, waits
+from chat_server import ChatServer, Handler, floods, hangs, raw, redirects, says, status, waits
 from corrector_cases import no_answer, number_line_request, yes_answer
 
 from trl_gtr.correctors import BudgetExhausted, ExpertCorrector, OpenAICorrector, failure_kind
-from trl_gtr.correctors.budget import Budget, Limits, price_of, words
+from trl_gtr.correctors.budget import Budget, CallSizes, Limits, price_of, words
 from trl_gtr.rollouts import RolloutCollector
 from trl_gtr.tasks.number_line import NumberLineTask
 from trl_gtr.types import Generation, Usage
@@ -239,6 +239,46 @@ def test_answer_without_end_is_charged_for_what_came(make: Any) -> None:
     with ChatServer(says("x" * 300_000, usage=None)) as server:
         uncounted = make(server, prices=(1.0, 1.0)).correct(requests(1))[0]
     assert uncounted.usage.completion_tokens >= 100_000
+
+
+def test_learned_sizes_never_shrink() -> None:
+    sizes = CallSizes(Budget(Limits(), None), 100, 0)
+    body = {"messages": [{"role": "user", "content": "a" * 30}]}
+    early = sizes.estimate(body)
+    sizes.counted(body, 50, 40_000)
+    assert sizes.estimate(body).completion_tokens == 50_000
+    sizes.uncounted(early, 3 * 1000)  # longer than was guessed when it was sent, shorter than what is known by now
+    assert sizes.estimate(body).completion_tokens == 50_000
+
+
+def test_learned_sizes_outlive_the_connection_and_the_run(make: Any) -> None:
+    """An answer is to have 1024 tokens and has 25,000. Whoever knows that doesn't send what 30,000 can't pay for."""
+    with ChatServer(says(yes_answer(), usage=(300, 25_000))) as server:
+        corrector = make(server, when_spent="continue")
+        assert kinds(corrector.correct(requests(1))) == ["right"]
+        corrector.close()
+        corrector.reopen()
+        corrector.budget.limits = Limits(tokens=25_300 + 30_000)
+        assert kinds(corrector.correct(requests(1, first=1))) == ["budget"]
+        state = json.loads(json.dumps(corrector.state_dict()))
+        resumed = make(server, max_tokens=25_300 + 30_000, when_spent="continue")
+        resumed.load_state_dict(state)
+        assert kinds(resumed.correct(requests(1, first=1))) == ["budget"]
+        assert len(server.seen) == 1
+        del state["sizes"]  # of a checkpoint that has none
+        older = make(server, max_tokens=25_300 + 30_000, when_spent="continue")
+        older.load_state_dict(state)
+        assert kinds(older.correct(requests(1, first=1))) == ["right"]
+
+
+def test_nothing_is_learned_from_what_is_no_chat_completion(make: Any) -> None:
+    """A page of 300,000 bytes is charged for, but is no measure of later answers."""
+    with ChatServer(raw(b"<html>" + b"x" * 300_000), says(yes_answer())) as server:
+        corrector = make(server, max_tokens=130_000, when_spent="continue")
+        answer = corrector.correct(requests(1))[0]
+    assert answer.usage.calls == 2  # the page and, on the complaint about it, an answer
+    assert answer.usage.completion_tokens >= 100_000
+    assert answer.verdict == "right"
 
 
 def test_redirects_are_counted_one_by_one_and_cost_nothing(make: Any) -> None:

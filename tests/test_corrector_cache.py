@@ -251,6 +251,8 @@ DAMAGED: dict[str, bytes] = {
     "thought of another shape": json.dumps(ENTRY | {"thought": ["up"]}).encode(),
     "thought of another task": json.dumps(ENTRY | {"thought": {"cards": ["A"]}}).encode(),
     "thought of nested parts": json.dumps(ENTRY | {"thought": thought("up") | {"thoughts": {"a": 1}}}).encode(),
+    "thought longer than any": json.dumps(ENTRY | {"thought": thought("up " * 2000)}).encode(),
+    "thought that says nothing": json.dumps(ENTRY | {"thought": thought(" ")}).encode(),
     "thought that is missing": json.dumps(ENTRY | {"thought": None}).encode(),
     "thought beside another verdict": json.dumps(ENTRY | {"verdict": "right"}).encode(),
     "illegal action": json.dumps(ENTRY | {"action": "jump"}).encode(),
@@ -279,6 +281,22 @@ def test_damaged_answer_is_asked_for_again(
     assert f"{entry.name} is no recorded answer (" in caplog.text
     assert again.metrics()["corrector/cache_misses"] == 1
     assert thoughts(RecordedCorrector(tmp_path).correct(REQUESTS[:1])) == ["asked again"]  # the file is mended
+
+
+def test_damaged_file_is_told_of_once(tmp_path: Path, entry: Path, caplog: pytest.LogCaptureFixture) -> None:
+    entry.write_bytes(b"{")
+    cached = CachedCorrector(Counting(failed("server"), failed("server")), tmp_path)
+    for _ in range(3):  # failures of the server aren't kept: the file stays as it is at first
+        cached.correct(REQUESTS[:1])
+    assert caplog.text.count("is no recorded answer (") == 1
+    caplog.clear()
+    entry.write_bytes(b"{")
+    recorded = RecordedCorrector(tmp_path)
+    for _ in range(2):
+        with pytest.raises(CacheMiss):
+            recorded.correct(REQUESTS[:1])
+    assert caplog.text.count("is no recorded answer (") == 1
+    assert "again" not in caplog.text  # a replay asks nobody
 
 
 def test_whole_answer_is_no_damaged_one(tmp_path: Path, entry: Path) -> None:

@@ -1,12 +1,16 @@
 """evaluate_agent: the same deals for everybody, sound intervals, no cuts."""
 
+import gzip
+
 import numpy as np
 import pytest
-from chat_server import ChatServer, says
+from chat_server import ChatServer, floods, raw, redirects, says, status
+from corrector_cases import SECRET
 from toy import ColourTask
 
-from trl_gtr import make_task
+from trl_gtr import evaluate_command, make_task
 from trl_gtr.agents import ExpertAgent, PolicyAgent, RandomAgent, ServedAgent
+from trl_gtr.correctors.bounded_http import MAX_BODY, MAX_ERROR_BODY
 from trl_gtr.evaluation import EvaluationReport, Rate, evaluate_agent
 from trl_gtr.launch import task_with_hands
 from trl_gtr.types import Generation
@@ -200,6 +204,50 @@ def test_a_served_model_gets_the_picture_and_the_prompt():
     picture, words = server.seen[0].body["messages"][0]["content"]
     assert words == {"type": "text", "text": "Which colour?"}
     assert picture["image_url"]["url"].startswith("data:image/png;base64,")
+
+
+def test_a_servers_error_is_told_in_one_line_without_the_key(monkeypatch, capsys):
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    options = ["--task", "number_line", "--episodes", "1", "--agents", "openai:some-model", "--base_url"]
+    with ChatServer(status(403, f"\x1b[2J no\nentry for {SECRET}")) as server, pytest.raises(SystemExit):
+        evaluate_command.main([*options, server.url])
+    told = capsys.readouterr().err
+    assert told.startswith("error: some-model gave no answer: ")
+    assert "403" in told
+    assert "entry for [key]" in told
+    assert SECRET not in told
+    assert "\x1b" not in told
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        (redirects, "make --base_url the final one"),
+        (floods, "no chat completion"),
+        (raw(b"<html>"), "no chat completion"),
+        (lambda handler, _: handler.send(200, b"?", {"Content-Encoding": "br"}), "only gzip was asked for"),
+        (status(400, "x" * 1_000_000), "Error code: 400"),
+    ],
+)
+def test_a_served_model_that_does_not_answer_ends_the_evaluation(step, words):
+    with ChatServer(step) as server:
+        agent = ServedAgent("some-model", base_url=server.url)
+        agent.client.max_retries = 0
+        with pytest.raises(ValueError, match=words) as error:
+            evaluate_agent(agent, ColourTask(length=1), 1)
+    assert len(str(error.value)) < 400
+    assert len(server.seen) == 1  # of a redirect, too
+
+
+@pytest.mark.parametrize(("number", "limit"), [(200, MAX_BODY + 1), (500, MAX_ERROR_BODY)])
+@pytest.mark.parametrize("packing", ["identity", "gzip"])
+def test_no_more_of_a_body_than_its_limit_is_read(number, limit, packing):
+    body = b"x" * 5_000_000
+    sent = gzip.compress(body) if packing == "gzip" else body
+    with ChatServer(lambda handler, _: handler.send(number, sent, {"Content-Encoding": packing})) as server:
+        client = ServedAgent("some-model", base_url=server.url).client._client
+        assert len(client.post(server.url, json={}).content) == limit
 
 
 def test_a_penalty_costs_and_ends_at_the_step_limit():

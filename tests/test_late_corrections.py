@@ -200,6 +200,40 @@ def test_a_late_answer_is_not_kept_in_a_cache(make: Any, tmp_path: Any) -> None:
         assert cached.correct([replace(request, cancellation=Cancellation())])[0].verdict == "corrected"
 
 
+def test_a_new_request_does_not_join_a_call_that_was_given_up(tmp_path: Any) -> None:
+    """An earlier rollout's call is given up and not back yet when the next rollout asks the same."""
+    asked, go = threading.Event(), threading.Event()
+
+    class Heedful:
+        identity = "heedful"
+
+        def correct(self, requests: Any) -> list[Correction]:
+            if requests[0] is earlier:
+                asked.set()
+                assert go.wait(20)
+                return [failed("late")]
+            return [Correction("right") for _ in requests]
+
+    earlier = number_line_request(1, 4)
+    later = replace(earlier, cancellation=Cancellation())
+    cached = CachedCorrector(Heedful(), tmp_path)
+    answers: list[Correction] = []
+    first = threading.Thread(target=lambda: answers.extend(cached.correct([earlier])))
+    second = threading.Thread(target=lambda: answers.extend(cached.correct([later])))
+    try:
+        first.start()
+        assert asked.wait(20)
+        earlier.cancellation.cancel()
+        second.start()
+        second.join(20)
+        assert [answer.verdict for answer in answers] == ["right"]
+    finally:
+        go.set()
+    first.join(20)
+    assert failure_kind(answers[1]) == LATE
+    assert cached.metrics()["corrector/cache_misses"] == 2
+
+
 def test_what_a_corrector_of_ones_own_hands_in_when_given_up_is_kept() -> None:
     class HalfDone:
         def correct(self, requests: Any) -> list[Correction]:
@@ -230,7 +264,8 @@ def test_a_corrector_that_never_answers_holds_a_bounded_number_of_threads(caplog
         release.set()
     eventually(lambda: own_threads() <= before)
     assert outcomes(collector.collect(5)).count(LATE) == 0
-    assert caplog.text.count("The corrector can't keep up: 5 of 5 corrections were late and given up.") == 1
+    told = "The corrector can't keep up: 5 of 5 corrections came too late and were dropped."
+    assert caplog.text.count(told) == 1
     assert "raise `correction_timeout`" in caplog.text
 
 
@@ -269,9 +304,38 @@ def test_the_warning_names_the_concurrency_that_it_takes(caplog: pytest.LogCaptu
     for _ in range(2):
         collector.collect(1, correction_timeout=0.2)
     assert [record.getMessage() for record in caplog.records] == [
-        "The corrector can't keep up: 7 of 8 corrections were late and given up. At 2 s each it would need a "
-        "concurrency of 8 and a `correction_timeout` of 2 s."
+        "The corrector can't keep up: 7 of 8 corrections came too late and were dropped. At 2 s each, raise its "
+        "`concurrency` to 8 and `correction_timeout` to 2 s."
     ]
+
+
+def test_the_warning_names_a_concurrency_that_can_be_reached(caplog: pytest.LogCaptureFixture) -> None:
+    """All vector steps of a rollout are asked at once; where a bound forbids it no number would help."""
+    at_once = threading.Semaphore(0)
+
+    class Waiting:
+        def correct(self, requests: Any) -> list[Correction]:
+            given_up = threading.Event()
+            at_once.release()
+            with requests[0].cancellation.calling(given_up.set):
+                assert given_up.wait(60)
+            return [failed("late", latency=1.0) for _ in requests]
+
+    def all_begun(step: int) -> None:
+        if step == 47:
+            assert all(at_once.acquire(timeout=20) for _ in range(47))
+
+    collector = RolloutCollector(NumberLineTask(), Numbered(all_begun), Waiting(), num_envs=1)
+    assert outcomes(collector.collect(48, correction_timeout=0.1)) == [LATE] * 48
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert re.search(r"raise its `concurrency` to \d+", told)
+    caplog.clear()
+    bounded = RolloutCollector(NumberLineTask(), Numbered(), Waiting(), num_envs=1, correction_workers=2)
+    bounded.collect(8, correction_timeout=0.1)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.endswith(
+        "8 of 8 corrections came too late and were dropped. Take a faster one, or raise `correction_timeout`."
+    )
 
 
 def finished(asked_at: list[float], each: float, concurrency: int) -> float:

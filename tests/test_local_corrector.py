@@ -109,6 +109,18 @@ def test_close_ends_after_the_batch(local: LocalCorrector) -> None:
     assert local.correct([RIGHT])[0].verdict == "right"
 
 
+def test_what_never_began_took_no_time(local: LocalCorrector) -> None:
+    """Or the batches given up in the queue would make the corrector look faster than it is."""
+    scripted(local, [yes_answer()])
+    given_up = replace(RIGHT, cancellation=Cancellation())
+    given_up.cancellation.cancel()
+    assert local.correct([given_up])[0].latency == 0.0
+    local.close()
+    assert local.correct([RIGHT])[0].latency == 0.0
+    local.reopen()
+    assert local.correct([RIGHT])[0].latency > 0.0
+
+
 def test_what_is_given_up_for_being_late_is_not_generated(local: LocalCorrector) -> None:
     """After the first batch nobody waits any more: its answers are kept, those to be repaired and the rest aren't."""
     cancellation = Cancellation()

@@ -9,8 +9,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from .correctors import bounded_http
+from .correctors.chat import MAX_COMPLAINT, NO_COMPLETION, read_reply
 from .correctors.openai import data_url
 from .rollouts import Generate
+from .safe_text import hide_secrets, one_line
 from .tasks.base import Task
 
 
@@ -56,11 +59,15 @@ class RandomAgent:
         return [""] * len(prompts)
 
 
+class NoAnswer(ValueError):
+    """A server gave no answer. Its words are safe to be shown: one line without the key."""
+
+
 class ServedAgent:
     """A model behind an OpenAI-compatible API, asked with the same prompts and pictures.
 
     The key comes from OPENAI_API_KEY; a server of one's own may want none. An answer that fails after the client's
-    own retries ends the evaluation: a missing answer must not count as a wrong one.
+    own retries ends the evaluation with `NoAnswer`: a missing answer must not count as a wrong one.
     """
 
     def __init__(
@@ -79,7 +86,10 @@ class ServedAgent:
         key = os.environ.get("OPENAI_API_KEY") or ("none" if base_url else None)
         if key is None:
             raise ValueError(f"{model} needs a key: set OPENAI_API_KEY, or --base_url for a server of your own.")
-        self.client: Any = openai.OpenAI(base_url=base_url, api_key=key, max_retries=4, timeout=60.0)
+        http_client = bounded_http.client(60.0, asynchronous=False)
+        self.client: Any = openai.OpenAI(
+            base_url=base_url, api_key=key, max_retries=4, timeout=60.0, http_client=http_client
+        )
         self.model, self.temperature, self.max_completion_length = model, temperature, max_completion_length
         self.concurrency = concurrency
 
@@ -90,11 +100,38 @@ class ServedAgent:
             return list(pool.map(self._ask, prompts, images))
 
     def _ask(self, prompt: str, image: np.ndarray) -> str:
+        import openai
+
         picture = {"type": "image_url", "image_url": {"url": data_url(image)}}
-        reply = self.client.chat.completions.create(
-            model=self.model,
-            messages=[{"role": "user", "content": [picture, {"type": "text", "text": prompt}]}],
-            temperature=self.temperature,
-            max_completion_tokens=self.max_completion_length,
-        )
-        return reply.choices[0].message.content or ""
+        try:
+            response = self.client.chat.completions.with_raw_response.create(
+                model=self.model,
+                messages=[{"role": "user", "content": [picture, {"type": "text", "text": prompt}]}],
+                temperature=self.temperature,
+                max_completion_tokens=self.max_completion_length,
+            )
+        except openai.OpenAIError as error:
+            raise NoAnswer(self._no_answer(error)) from None
+        reply, _ = read_reply(response.http_response.content.decode(errors="replace"))
+        if reply.problem == NO_COMPLETION:
+            raise NoAnswer(f"{self.model} gave no answer: {reply.problem}. Is --base_url right?")
+        return reply.content
+
+    def _no_answer(self, error: Exception) -> str:
+        """Why there is none, in the server's words if it has any."""
+        import openai
+
+        was_cut = False
+        if isinstance(error, openai.APIStatusError):
+            words, was_cut = str(error), len(error.response.content) >= bounded_http.MAX_ERROR_BODY
+            if 300 <= error.status_code < 400:
+                words = (
+                    f"HTTP {error.status_code}: the server redirects to another address; make --base_url the final one"
+                )
+        elif isinstance(error.__cause__, bounded_http.UnreadableBody):
+            words = str(error.__cause__)
+        else:  # what the HTTP library says may quote a key that no header can hold
+            words = f"{error} ({type(error.__cause__ or error).__name__})"
+        # The key goes first: half of one, where the words are cut, would not be found.
+        words = hide_secrets(words, [self.client.api_key], was_cut=was_cut)
+        return f"{self.model} gave no answer: {one_line(words, MAX_COMPLAINT)}"

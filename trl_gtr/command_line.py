@@ -98,11 +98,17 @@ def json_options(
 
 
 @contextmanager
-def one_line_errors() -> Iterator[None]:
-    """For everything before training: what the user got wrong is said in one line, without a traceback."""
+def one_line_errors(
+    kinds: type[Exception] | tuple[type[Exception], ...] = (ValueError, OSError, ImportError),
+) -> Iterator[None]:
+    """For everything before training: what the user got wrong is said in one line, without a traceback.
+
+    Args:
+        kinds: The errors that are meant.
+    """
     try:
         yield
-    except (ValueError, OSError, ImportError) as error:
+    except kinds as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         raise SystemExit(2) from None
 

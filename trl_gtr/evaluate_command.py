@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 
 from . import launch
-from .agents import Agent, ExpertAgent, PolicyAgent, RandomAgent, ServedAgent
+from .agents import Agent, ExpertAgent, NoAnswer, PolicyAgent, RandomAgent, ServedAgent
 from .checkpoints import saved_task
 from .command_line import one_line_errors, parse_arguments
 from .config import episode_count
@@ -111,9 +111,10 @@ def main(argv: Sequence[str] | None = None, description: str | None = __doc__) -
         embedded = "tiny-alfworld" if args.task == "alfworld" else "tiny"
         agents = {name: make_agent(name, task, args) for name in args.agents or ("expert", "random", embedded)}
     reports = {}
-    for name, agent in agents.items():
-        torch.manual_seed(args.seed)
-        reports[name] = evaluate_agent(agent, task, episodes, seed=args.seed, num_envs=args.batch_size)
+    with one_line_errors(NoAnswer):
+        for name, agent in agents.items():
+            torch.manual_seed(args.seed)
+            reports[name] = evaluate_agent(agent, task, episodes, seed=args.seed, num_envs=args.batch_size)
     console = Console()
     deals = f"split: {args.split}" if args.split else f"hands: {args.hands}"
     console.print(launch.report_table(reports, f"{args.task}, {deals}, {episodes} episodes each"))

@@ -99,7 +99,10 @@ class PendingCorrections:
         # Where even an answer that is begun at once comes too late to the last step, patience is needed, too.
         timeout = None if last + each <= self._out_of_time_at else math.ceil(each)
         end = self._out_of_time_at if timeout is None else last + timeout
-        return Shortfall(len(late), len(asked), each, concurrency_needed(self._asked_at, each, end), timeout)
+        concurrency = concurrency_needed(self._asked_at, each, end)
+        if concurrency > self.pool.workers * self.num_envs:  # so many are never asked at once
+            return Shortfall(len(late), len(asked))
+        return Shortfall(len(late), len(asked), each, concurrency, timeout)
 
 
 @dataclass(frozen=True)
@@ -110,18 +113,19 @@ class Shortfall:
     """Corrections that weren't in when the rollout waited no longer, of …"""
     asked: int
     each: float | None = None
-    """Seconds that one takes (at least, if none was in time), where the corrector says so."""
+    """Seconds that one takes (at least, if none was in time); `None` where the corrector doesn't say so or where no
+    concurrency that can be reached would be enough."""
     concurrency: int = 0
     """Corrections that would have to be under way at once."""
     timeout: float | None = None
     """The `correction_timeout` that it takes beside that, where the present one is too short for any corrector."""
 
     def __str__(self) -> str:
-        words = f"The corrector can't keep up: {self.late} of {self.asked} corrections were late and given up."
+        words = f"The corrector can't keep up: {self.late} of {self.asked} corrections came too late and were dropped."
         if self.each is None:
             return f"{words} Take a faster one, or raise `correction_timeout`."
-        longer = "" if self.timeout is None else f" and a `correction_timeout` of {self.timeout:g} s"
-        return f"{words} At {self.each:.2g} s each it would need a concurrency of {self.concurrency}{longer}."
+        longer = "" if self.timeout is None else f" and `correction_timeout` to {self.timeout:g} s"
+        return f"{words} At {self.each:.2g} s each, raise its `concurrency` to {self.concurrency}{longer}."
 
 
 def _seconds(corrections: Sequence[Correction]) -> float:

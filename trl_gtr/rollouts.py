@@ -32,6 +32,10 @@ logger = logging.getLogger(__name__)
 
 INVALID_ACTION_PENALTY = -1.0
 DEFAULT_STEP_LIMIT = 300
+MIN_CORRECTION_WORKERS = 32
+"""So that a call of an earlier rollout that never ends is in nobody's way."""
+MAX_CORRECTION_WORKERS = 256
+"""Threads, over a whole run."""
 _NO_IMAGE = np.zeros((0, 0, 3), np.uint8)
 
 
@@ -52,7 +56,8 @@ class RolloutCollector:
         first_index: Global index of the first of them. Seeds follow the global index, so that a run split over
             processes plays the same deals.
         invalid_action: `"random"` or `"penalty"`, see `GTRConfig.invalid_action`.
-        correction_workers: Vector steps whose corrections may be under way at once.
+        correction_workers: Vector steps whose corrections may be under way at once, each in a thread of its own; by
+            default all of a rollout, up to `MAX_CORRECTION_WORKERS`.
         pickle_environments: See `GTRConfig.pickle_environments`.
     """
 
@@ -66,7 +71,7 @@ class RolloutCollector:
         first_index: int = 0,
         seed: int = 0,
         invalid_action: str = "random",
-        correction_workers: int = 32,
+        correction_workers: int | None = None,
         pickle_environments: bool = False,
     ) -> None:
         self.task, self.generate, self.corrector = task, generate, corrector
@@ -74,7 +79,8 @@ class RolloutCollector:
         self.pickle_environments = pickle_environments
         self._rewound: dict[str, Any] | None = None
         self.envs = make_vector_env(task, self.penalize, num_envs, pickle_environments)
-        self.pool = DaemonPool(correction_workers, "corrector")
+        self.correction_workers = correction_workers
+        self.pool = DaemonPool(correction_workers or MIN_CORRECTION_WORKERS, "corrector")
         self._concurrency_named = -1
         indices = range(first_index, first_index + num_envs)
         self.rngs = [np.random.default_rng([seed, index, 1]) for index in indices]
@@ -107,6 +113,8 @@ class RolloutCollector:
         reopen = getattr(self.corrector, "reopen", None)
         if reopen is not None:
             reopen()  # an earlier run may have been interrupted
+        if self.correction_workers is None:
+            self.pool.workers = min(max(steps, MIN_CORRECTION_WORKERS), MAX_CORRECTION_WORKERS)
         pending = PendingCorrections(self.corrector, self.pool, len(self.images))
         try:
             return self._collect(steps, pending, time.monotonic() + timeout, correction_timeout, stopped)

@@ -68,7 +68,7 @@ def parse_answer(text: str, request: CorrectionRequest) -> Correction:
         return Correction("unsolvable", reason="the corrector sees no solution")
     if not isinstance(answer[CORRECTION], dict):
         raise AnswerProblem(f'"{CORRECTION}" must be an object where "{EVALUATION}" is "{NO}"')
-    thought = _check_thought(answer[CORRECTION], task)
+    thought = check_thought(answer[CORRECTION], task)
     action = _legal_spelling(answer[RIGHT_ACTION], request)
     if thought == dict(request.response.fields) and action in (None, request.response.action):
         raise AnswerProblem(f'"{EVALUATION}" is "{NO}" but the correction changes nothing')
@@ -128,7 +128,8 @@ def _right(answer: Mapping[str, Any], request: CorrectionRequest) -> Correction:
     return Correction("right", action=response.action, target=aim)
 
 
-def _check_thought(correction: Mapping[str, Any], task: Any) -> dict[str, Any]:
+def check_thought(correction: Mapping[str, Any], task: Any) -> dict[str, Any]:
+    """A corrected thought in the task's format; an `AnswerProblem` if it is none, says nothing or is too long."""
     try:
         thought = task.format.check_thought(correction)
         length = len(task.format.render_thought(thought))

@@ -154,12 +154,24 @@ class CallSizes:
         self._largest_answer = max(self._largest_answer, completion_tokens)
         return self.budget.cost(prompt_tokens, completion_tokens)
 
-    def uncounted(self, estimate: Usage, received: int) -> Usage:
-        """What a call has cost whose tokens the server didn't count: its estimate, or more if so many bytes came."""
+    def uncounted(self, estimate: Usage, received: int, *, learn: bool = True) -> Usage:
+        """What a call has cost whose tokens the server didn't count: its estimate, or more if so many bytes came.
+
+        Args:
+            learn: The next estimates learn from it; not from what is no answer of a model.
+        """
         answer = max(estimate.completion_tokens, received // BYTES_PER_TOKEN)
-        if answer > estimate.completion_tokens:
-            self._largest_answer = answer
+        if learn and answer > estimate.completion_tokens:
+            self._largest_answer = max(self._largest_answer, answer)
         return self.budget.cost(estimate.prompt_tokens, answer)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"prompt": self._largest_prompt, "excess": self._largest_excess, "answer": self._largest_answer}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """What was learned earlier; nothing by an empty state."""
+        prompt, excess, answer = (int(state.get(name, 0)) for name in ("prompt", "excess", "answer"))
+        self._largest_prompt, self._largest_excess, self._largest_answer = prompt, excess, answer
 
 
 def words(value: Any) -> int:

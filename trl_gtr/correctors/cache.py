@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from ..cancellation import Cancellation
 from ..files import HALF_CHARACTER
 from ..safe_text import one_line, printable, storable
 from ..types import Correction, CorrectionRequest, Usage
@@ -52,9 +53,10 @@ class AnswerStore:
         readable = re.sub(r"[^A-Za-z0-9.-]+", "-", identity)[:40].strip("-.")
         self.folder = Path(directory) / f"{readable}-{hashlib.sha256(storable(identity).encode()).hexdigest()[:12]}"
         self.identity = identity
+        self._damaged: set[str] = set()
 
     def get(self, digest: str, request: CorrectionRequest) -> Correction | None:
-        """The answer to a request, checked like a new one; `None`, with a warning, where the file is damaged."""
+        """The answer to a request, checked like a new one; `None`, with one warning, where the file is damaged."""
         path = self._path(digest)
         try:
             with path.open("rb") as file:
@@ -65,7 +67,9 @@ class AnswerStore:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
-            logger.warning("%s is no recorded answer (%s): asked again", printable(path), one_line(error, 200))
+            if digest not in self._damaged:
+                logger.warning("%s is no recorded answer (%s); it is ignored", printable(path), one_line(error, 200))
+            self._damaged.add(digest)
             return None
 
     def put(
@@ -80,10 +84,11 @@ class AnswerStore:
         path.parent.mkdir(exist_ok=True)
         text = _spelt(json.dumps(asdict(correction), ensure_ascii=False, indent=1, allow_nan=False))
         recorded_answers.read(json.loads(text), request)  # what could never be read again isn't kept
-        earlier = self.get(digest, request) if path.exists() else None
+        there = path.exists()  # once: another process may write it meanwhile, and then its answer stays
+        earlier = self.get(digest, request) if there else None
         if earlier is None or (replace_failed and earlier.verdict == "failed"):
             # In place of a damaged file too; of a new name the first one to write it is the owner.
-            if _write(path, text, overwrite=path.exists()):
+            if _write(path, text, overwrite=there):
                 return correction
             earlier = self.get(digest, request)
         return earlier or correction
@@ -101,17 +106,18 @@ def recorded_identities(directory: str | os.PathLike[str]) -> list[str]:
 class CachedCorrector(CorrectorWrapper):
     """Asks another corrector only what nobody with the same cache has asked before.
 
-    A rerun with the same seed makes no call and gets the same answers, failures included. An answer that came too late
-    or was unusable is thus kept as failed; with `retry_failed=True` it is asked for again. What failed for reasons of
-    the run rather than of the step (budget, end of the run, a server that was down) and what a fallback answered is
-    never kept.
+    A rerun with the same seed makes no call and gets the same answers, failures included: a step whose answer timed
+    out or was unusable is kept as failed, and asked again only with `retry_failed=True`. What failed for reasons of
+    the run rather than of the step (budget, the end of the run or of a rollout, a server that was down) and what a
+    fallback answered is never kept.
     """
 
     def __init__(self, corrector: Corrector, directory: str | os.PathLike[str], *, retry_failed: bool = False):
         super().__init__(corrector)
         self.store = AnswerStore(directory, identity_of(corrector))
         self.retry_failed = retry_failed
-        self._pending: dict[str, Future[Correction]] = {}
+        # Only what is called off together is shared: a request must not fail with another rollout's.
+        self._pending: dict[tuple[str, Cancellation], Future[Correction]] = {}
         self._lock = threading.Lock()
         self._hits = self._misses = 0
         self._warned = False
@@ -125,13 +131,14 @@ class CachedCorrector(CorrectorWrapper):
             for digest, request in zip(digests, requests, strict=True):
                 if known[digest] is not None or digest in shared:
                     continue
-                if digest not in self._pending:
+                key = digest, request.cancellation
+                if key not in self._pending:
                     known[digest] = self._recorded(digest, request)  # another thread may just have finished with it
                     if known[digest] is not None:
                         continue
-                    self._pending[digest] = Future()
+                    self._pending[key] = Future()
                     mine[digest] = request
-                shared[digest] = self._pending[digest]
+                shared[digest] = self._pending[key]
             self._misses += len(mine)
             self._hits += len(requests) - len(mine)
         try:
@@ -168,7 +175,7 @@ class CachedCorrector(CorrectorWrapper):
         finally:
             # Also when asking raised: nobody may wait for ever.
             with self._lock:
-                futures = {digest: self._pending.pop(digest) for digest in requests}
+                futures = {digest: self._pending.pop((digest, r.cancellation)) for digest, r in requests.items()}
             for digest, future in futures.items():
                 future.set_result(answers.get(digest) or failed("cancelled", "the call that it was part of broke off"))
 

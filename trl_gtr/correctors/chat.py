@@ -18,8 +18,8 @@ from typing import Any, Literal
 from ..safe_text import hide_secrets, one_line, storable
 from ..types import Usage
 from .base import FailureKind
-from .bounded_http import MAX_BODY, MAX_ERROR_BODY
-from .budget import Budget, CallSizes
+from .bounded_http import MAX_BODY, MAX_ERROR_BODY, UnreadableBody
+from .budget import CallSizes
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +29,8 @@ MAX_COMPLAINT = 300
 """Characters that are kept of a server's words about an error."""
 MAX_NAME = 200
 """Characters of a tool call's name or id."""
+NO_COMPLETION = "the body is no chat completion"
+"""The problem of a reply that isn't one."""
 MAX_TOKENS = 10**7
 """No model counts more in one call; a server that says so isn't believed."""
 
@@ -106,8 +108,7 @@ class ChatClient:
 
     Args:
         client: `AsyncOpenAI` or `AsyncAzureOpenAI`, with its own retries off.
-        max_length: Tokens of an answer.
-        picture_tokens: What a picture may cost, before the server has counted one.
+        sizes: What a call may cost, and the budget that pays for it.
         timeout: Seconds for one try, from connecting to the last byte.
         max_retries: Further tries after time-outs, lost connections, 408, 409, 429 and 5xx.
         delay: Seconds before the first retry; doubled for each further one, with jitter.
@@ -116,19 +117,16 @@ class ChatClient:
     def __init__(
         self,
         client: Any,
-        budget: Budget,
+        sizes: CallSizes,
         *,
         model: str,
         temperature: float,
-        max_length: int,
-        picture_tokens: int,
         timeout: float,
         max_retries: int,
         delay: float,
     ):
-        self.client, self.budget, self.model = client, budget, model
-        self.temperature, self.max_length = temperature, max_length
-        self.sizes = CallSizes(budget, max_length, picture_tokens)
+        self.client, self.model, self.temperature = client, model, temperature
+        self.sizes, self.budget, self.max_length = sizes, sizes.budget, sizes.max_length
         self.timeout, self.max_retries, self.first_delay = timeout, max_retries, delay
         self.features = Features()
         self._jitter = random.Random()
@@ -226,7 +224,10 @@ class ChatClient:
             payload = await asyncio.wait_for(self._send(body, remaining), remaining)
             self.answered = True
             reply, usage = read_reply(payload)
-            actual = self.sizes.counted(body, *usage) if usage else self.sizes.uncounted(estimate, len(payload))
+            if usage is not None:
+                actual = self.sizes.counted(body, *usage)
+            else:
+                actual = self.sizes.uncounted(estimate, len(payload), learn=reply.problem != NO_COMPLETION)
             return reply
         except asyncio.TimeoutError:  # not the builtin one on Python 3.10
             raise ChatError("timeout", f"no answer within {remaining:.3g} s", retry=True) from None
@@ -343,6 +344,8 @@ async def _read_body(response: Any) -> str:
                 raise EndlessAnswer("unusable", f"the answer is longer than {MAX_BODY} bytes")
     except ChatError:
         raise
+    except UnreadableBody as error:
+        raise ChatError("unusable", one_line(error)) from None
     except Exception as error:  # of the HTTP library; which one that is the openai package decides
         name = type(error).__name__
         raise ChatError("timeout" if "Timeout" in name else "connection", name, retry=True) from None
@@ -365,7 +368,7 @@ def read_reply(payload: str) -> tuple[Reply, tuple[int, int] | None]:
         )
         content, refusal = message.get("content"), message.get("refusal")
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        return Reply(problem="the body is no chat completion"), None
+        return Reply(problem=NO_COMPLETION), None
     problem = "it was cut off at the length limit" if choice.get("finish_reason") == "length" else None
     if content is None:
         content = ""

@@ -99,7 +99,7 @@ class LocalCorrector:
 
     def _correct_batch(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
         """All conversations of a batch go on together until each has ended."""
-        started = time.perf_counter()
+        began: float | None = None
         talks = [
             Conversation(request, {"type": "image"}, tools_in_words=True, max_tool_rounds=self.max_tool_rounds)
             for request in requests
@@ -116,6 +116,7 @@ class LocalCorrector:
                 break
             prompts = [flatten(talks[i].messages) for i in open_ones]
             images = [requests[i].image for i in open_ones]
+            began = began or time.perf_counter()
             try:
                 generations = self._generate(prompts, images)
             except Exception as error:  # mostly too little memory: these labels are lost, the run is not
@@ -128,7 +129,7 @@ class LocalCorrector:
                 answer = talks[i].hear(Reply(generation.text, problem=problem))
                 if answer is not None:
                     done[i] = answer
-        latency = time.perf_counter() - started
+        latency = 0.0 if began is None else time.perf_counter() - began
         answers = [done[i] for i in range(len(talks))]
         self._count(answers, usages)
         return [

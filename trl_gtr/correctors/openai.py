@@ -22,7 +22,7 @@ from ..types import Correction, CorrectionRequest, Share
 from . import bounded_http
 from .audit import is_true
 from .base import FALLBACK, BudgetExhausted, Corrector, CorrectorWrapper, failed, failure_kind
-from .budget import Budget, Limits, picture_tokens, price_of
+from .budget import Budget, CallSizes, Limits, picture_tokens, price_of
 from .chat import MAX_NAME, ChatClient, KeyRejected
 from .questions import VERSION
 from .session import Session
@@ -93,19 +93,19 @@ class OpenAICorrector:
         self.model, self.azure, self.image_size, self.image_detail = model, azure, image_size, image_detail
         self.when_spent, self.verify_with_truth = when_spent, verify_with_truth
         self.budget = Budget(Limits(max_calls, max_tokens, max_usd).per_process(), prices)
+        self._sizes = CallSizes(self.budget, max_completion_length, picture_tokens(model))
         self._counts: Counter[str] = Counter(retries=0, repairs=0, shared=0)
         self._spent = self._closed = False
         self._lock = threading.Lock()
         self._session: Session | None = None
 
-        sampling: dict[str, Any] = {"model": model, "temperature": temperature, "max_length": max_completion_length}
-        sampling["picture_tokens"] = picture_tokens(model)
+        sampling: dict[str, Any] = {"model": model, "temperature": temperature}
         limits: dict[str, Any] = {"concurrency": concurrency, "deadline": deadline, "max_tool_rounds": max_tool_rounds}
 
         def new_session() -> Session:  # a closure and no attributes: the key stays out of every repr
             client = _make_client(base_url, api_key, azure, api_version, timeout)
             chat = ChatClient(
-                client, self.budget, **sampling, timeout=timeout, max_retries=max_retries, delay=retry_delay
+                client, self._sizes, **sampling, timeout=timeout, max_retries=max_retries, delay=retry_delay
             )
             return Session(chat, self._counts, **limits)
 
@@ -238,6 +238,7 @@ class OpenAICorrector:
             state = {
                 "spent": self.budget.state_dict(),
                 "counts": dict(self._counts),
+                "sizes": self._sizes.state_dict(),
                 "spent_limits": asdict(self.budget.limits) if self._spent else None,
             }
         return state | {"fallback": self._fallback.state_dict() if self._fallback is not None else {}}
@@ -246,6 +247,7 @@ class OpenAICorrector:
         try:
             spent, counts = dict(state["spent"]), {name: int(count) for name, count in state["counts"].items()}
             with self._lock:
+                self._sizes.load_state_dict(state.get("sizes") or {})
                 self.budget.load_state_dict(spent)
                 self._counts.clear()  # in place: the session adds to it
                 self._counts.update(counts)
@@ -348,13 +350,7 @@ def _make_client(
         import openai
     except ImportError:
         raise ImportError('OpenAICorrector needs the openai package: pip install "trl-gtr[openai]"') from None
-    # Redirects aren't followed: each hop would be a call that nobody counts, and a loop of them twenty.
-    http_client = openai.DefaultAsyncHttpxClient(
-        follow_redirects=False,
-        headers=bounded_http.HEADERS,
-        event_hooks={"response": [bounded_http.bound]},
-        timeout=timeout,
-    )
+    http_client = bounded_http.client(timeout, asynchronous=True)
     always: dict[str, Any] = {"max_retries": 0, "timeout": timeout, "http_client": http_client}
     try:
         if azure:

@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from typing import Any, get_args
 
 from ..types import Correction, CorrectionRequest, Usage, Verdict
+from .answers import check_thought
 
 
 def read(values: Any, request: CorrectionRequest) -> Correction:
@@ -43,7 +44,7 @@ def _check_label(values: Mapping[str, Any], request: CorrectionRequest) -> None:
     if thought is not None and not isinstance(thought, Mapping):
         raise ValueError("its thought is no object")
     if thought is not None:
-        task.format.check_thought(thought)
+        check_thought(thought, task)
     if action is None or (verdict == "right" and action == request.response.action):
         return
     if task.to_env_action(replace(request.response, action=action, error=None), request.info) is None:
