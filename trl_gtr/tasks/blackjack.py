@@ -73,7 +73,7 @@ _RULED_OUT = re.compile(
 )
 # … or that speak against it, and so for the other one: "too risky to hit", "hitting is dangerous".
 _REJECTED = re.compile(
-    r"""\bavoid(?:ing)?\s*$
+    r"""\b(?:avoid(?:ing)?|against|refuse\ to)\s*$
     |\bno\ (?:need|reason|point)\ (?:to|in)\s*$
     |(?:\bunsafe|\bnot\ safe|n['’]t\ safe)\ to\s*$
     |(?<!not\ )(?<!n['’]t\ )(?<!less\ )(?<!too\ )\b(?:too\ \w+|risky|dangerous|unwise)\ to\s*$""",

@@ -15,7 +15,7 @@ _REACH = 40  # characters before a choice in which words about it are looked for
 
 # What stands right before a choice, as parts of a verbose pattern.
 NOT_CHOSEN = r"""(?:\b(?:not|never|without)\b|n['’]t\b)(?:\s+(?!so\b|I\b)\w+){0,2}\s*["'`“‘(]?$
-    |\b(?:no|avoid(?:ing)?)\s*$
+    |\b(?:no|avoid(?:ing)?|against)\s*$
     |\b(?:than|instead\ of)(?:\ (?:to|go|going))?\s*$
     |\b(?:if|when|whether|unless|should|were)\ (?:I|we|you)\ (?:to\ )?(?:go\ |move\ |choose\ )?$"""
 CHOSEN = r"""\b(?:so(?!\ that)|therefore|hence|thus|action\ is)\b.*$

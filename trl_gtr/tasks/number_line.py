@@ -63,7 +63,7 @@ _DIRECTION = re.compile(
 _NOT_CHOSEN = re.compile(NOT_CHOSEN, re.IGNORECASE | re.VERBOSE)
 _CHOSEN = re.compile(rf"{CHOSEN}|\bno[:,]\s*$", re.IGNORECASE | re.VERBOSE)
 _RULED_OUT = re.compile(
-    r"""["'`”’)]*\s+(?:would|will|leads?)\b(?:\s+\w+){0,3}?\s*\b(?:away|overshoot|further|farther|past)\b""",
+    r"""["'`”’)]*\s+(?:is\s+wrong\b|(?:would|will|leads?)(?:\s+\w+){0,3}?\s+(?:away|overshoot|further|farther|past)\b)""",
     re.IGNORECASE,
 )
 
