@@ -324,6 +324,30 @@ def test_adapters_that_could_not_be_saved_are_refused(make_trainer, toy_checkpoi
     assert "LoRA" in refusal(make_trainer, load_policy(toy_checkpoint)[0], prompt)
 
 
+def test_trainable_weights_that_an_adapter_does_not_hold_are_refused(make_trainer, toy_checkpoint, adapter):
+    model, _ = given_adapter(toy_checkpoint, adapter)
+    projector = model.get_base_model().model.multi_modal_projector
+    projector.linear_1.base_layer.weight.requires_grad_(True)
+    message = refusal(make_trainer, model)
+    assert "doesn't hold them: model.multi_modal_projector.linear_1.base_layer.weight. Freeze them" in message
+    assert "modules_to_save" in message
+    projector.requires_grad_(True)
+    model.get_base_model().model.language_model.requires_grad_(True)
+    assert "more" in refusal(make_trainer, model)  # not hundreds of names
+
+
+@pytest.mark.parametrize("settings", [{"modules_to_save": ["multi_modal_projector"]}, {"bias": "all"}])
+def test_weights_that_an_adapter_holds_beside_its_own_are_trained_and_saved(
+    make_trainer, toy_checkpoint, tmp_path, settings
+):
+    base, _ = load_policy(toy_checkpoint)
+    model = get_peft_model(base, lora(base, **settings))
+    trainer = make_trainer(model)
+    trainer.train()
+    trainer.save_model(tmp_path / "saved")
+    assert deviation(trainer, tmp_path / "saved") < 1e-5
+
+
 def test_biases_that_the_reference_would_share_are_refused(make_trainer, toy_checkpoint):
     config = lora(load_policy(toy_checkpoint)[0], bias="all")
     assert "bias='none'" in refusal(make_trainer, toy_checkpoint, config, kl_coef=0.1)
