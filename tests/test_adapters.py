@@ -195,15 +195,22 @@ def bases(folder):
     return sorted(path.name for path in folder.glob("*base_model*"))
 
 
-def test_the_base_is_saved_only_where_its_name_does_not_lead_to_it(make_trainer, toy_checkpoint, adapter, tmp_path):
+def test_the_base_is_saved_only_where_its_name_does_not_lead_to_it(
+    make_trainer, toy_checkpoint, adapter, tmp_path, caplog
+):
     for start in (whole_model, fresh_adapter, given_adapter, given_adapter_of_another_name):
         make_trainer(*start(toy_checkpoint, adapter))
     assert bases(tmp_path / "run") == []
+    assert "could not be found" not in caplog.text
     for _ in range(2):  # a resumed run finds the one of the first
         make_trainer(*fresh_adapter_on_an_adapters_folder(toy_checkpoint, adapter))
         (saved,) = bases(tmp_path / "run")
         (tmp_path / "run" / saved / "mark").touch()
     assert (tmp_path / "run" / saved / "mark").is_file()
+    told = (
+        f"could not be found under the name {toy_checkpoint!r}, so they are saved to {tmp_path / 'run' / saved}. The"
+    )
+    assert caplog.text.count(told) == 1
     assert not [path for path in (tmp_path / "run").rglob("*") if path.name.startswith(".")]
     # Another base doesn't take its place: earlier checkpoints of this folder need theirs.
     make_trainer(*fresh_adapter_on_a_model_built_here(toy_checkpoint, adapter))

@@ -186,8 +186,8 @@ def _fingerprint(weights: list[tuple[str, torch.Tensor]]) -> str:
 
 def _save_base(model: Any, processor: Any, folder: Path) -> None:
     logger.warning(
-        "The model under the adapter is not the one that its name %r stands for: it is saved to %s, which the adapter "
-        "needs to be loaded.",
+        "The weights under the adapter could not be found under the name %r, so they are saved to %s. The adapter "
+        "can't be loaded without that folder.",
         unwrap_adapter(model).name_or_path,
         folder,
     )
