@@ -195,15 +195,22 @@ def bases(folder):
     return sorted(path.name for path in folder.glob("*base_model*"))
 
 
-def test_the_base_is_saved_only_where_its_name_does_not_lead_to_it(make_trainer, toy_checkpoint, adapter, tmp_path):
+def test_the_base_is_saved_only_where_its_name_does_not_lead_to_it(
+    make_trainer, toy_checkpoint, adapter, tmp_path, caplog
+):
     for start in (whole_model, fresh_adapter, given_adapter, given_adapter_of_another_name):
         make_trainer(*start(toy_checkpoint, adapter))
     assert bases(tmp_path / "run") == []
+    assert "could not be found" not in caplog.text
     for _ in range(2):  # a resumed run finds the one of the first
         make_trainer(*fresh_adapter_on_an_adapters_folder(toy_checkpoint, adapter))
         (saved,) = bases(tmp_path / "run")
         (tmp_path / "run" / saved / "mark").touch()
     assert (tmp_path / "run" / saved / "mark").is_file()
+    told = (
+        f"could not be found under the name {toy_checkpoint!r}, so they are saved to {tmp_path / 'run' / saved}. The"
+    )
+    assert caplog.text.count(told) == 1
     assert not [path for path in (tmp_path / "run").rglob("*") if path.name.startswith(".")]
     # Another base doesn't take its place: earlier checkpoints of this folder need theirs.
     make_trainer(*fresh_adapter_on_a_model_built_here(toy_checkpoint, adapter))
@@ -322,6 +329,30 @@ def test_adapters_that_could_not_be_saved_are_refused(make_trainer, toy_checkpoi
     assert "load_policy" in refusal(make_trainer, inside)
     prompt = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
     assert "LoRA" in refusal(make_trainer, load_policy(toy_checkpoint)[0], prompt)
+
+
+def test_trainable_weights_that_an_adapter_does_not_hold_are_refused(make_trainer, toy_checkpoint, adapter):
+    model, _ = given_adapter(toy_checkpoint, adapter)
+    projector = model.get_base_model().model.multi_modal_projector
+    projector.linear_1.base_layer.weight.requires_grad_(True)
+    message = refusal(make_trainer, model)
+    assert "doesn't hold them: model.multi_modal_projector.linear_1.base_layer.weight. Freeze them" in message
+    assert "modules_to_save" in message
+    projector.requires_grad_(True)
+    model.get_base_model().model.language_model.requires_grad_(True)
+    assert "more" in refusal(make_trainer, model)  # not hundreds of names
+
+
+@pytest.mark.parametrize("settings", [{"modules_to_save": ["multi_modal_projector"]}, {"bias": "all"}])
+def test_weights_that_an_adapter_holds_beside_its_own_are_trained_and_saved(
+    make_trainer, toy_checkpoint, tmp_path, settings
+):
+    base, _ = load_policy(toy_checkpoint)
+    model = get_peft_model(base, lora(base, **settings))
+    trainer = make_trainer(model)
+    trainer.train()
+    trainer.save_model(tmp_path / "saved")
+    assert deviation(trainer, tmp_path / "saved") < 1e-5
 
 
 def test_biases_that_the_reference_would_share_are_refused(make_trainer, toy_checkpoint):

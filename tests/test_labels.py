@@ -12,6 +12,7 @@ import torch
 import transformers
 from test_action_logprobs import mistral, sentencepiece_like
 from test_alfworld_task import INFO as ALFWORLD_INFO, RIGHT as ALFWORLD_THOUGHT
+from tokenizers import normalizers
 from toy import build_toy_model
 from vlms import FAMILIES, TEXT, VISION, character_tokenizer, chat_template, component, load_family, save_family
 
@@ -121,6 +122,21 @@ def test_without_an_action_of_the_correctors_the_thought_decides(toy_policy: VLM
     assert label is not None
     assert task.format.parse(toy_policy.spans.text(label.ids)).action == right
     assert '"action"' not in toy_policy.spans.text(label.ids[: label.num_labels])
+
+
+def test_a_label_that_is_unreadable_once_it_is_ids_is_thrown_away() -> None:
+    """NFKC makes plain quotes of wide ones, which end the string that they stand in."""
+    model, processor = build_toy_model()
+    processor.tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
+    info, thought, right, _ = CASES["number_line"]
+    task, policy = make_task("number_line"), VLMPolicy(model, processor)
+    for said, flaw in (("up＂", "unreadable"), ("up＂｝ and away", "unreadable"), ("ｕｐ", None)):
+        words = {**thought, "thoughts": said}
+        for full in (False, True):
+            correction = Correction("corrected", thought=words, action=right)
+            label = maker(policy, task, clone_full_response=full).label(step(task, words, right, info), correction)
+            assert label is not None
+            assert (label.flaw, label.num_labels > 0) == (flaw, flaw is None)
 
 
 # --- text that spells special tokens -------------------------------------------------------------------------------

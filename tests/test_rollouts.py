@@ -1,5 +1,6 @@
 """RolloutCollector: what is recorded, what is asked, and what happens to unreadable answers."""
 
+import contextlib
 import itertools
 import pickle
 import threading
@@ -8,6 +9,7 @@ import time
 import gymnasium as gym
 import numpy as np
 import pytest
+from alfworld_cases import needs_alfworld
 from toy import COLOURS, ColourEnv, ColourTask
 
 from trl_gtr import make_task
@@ -16,6 +18,8 @@ from trl_gtr.correctors import ExpertCorrector
 from trl_gtr.evaluation import evaluate_agent
 from trl_gtr.rollouts import RolloutCollector, SkippableStep, unpack_infos
 from trl_gtr.types import Correction, Generation
+
+SHORT_ALFWORLD = {"games": "bundled", "max_episode_steps": 8}
 
 
 def scripted(task, script=None):
@@ -131,24 +135,28 @@ def test_skips_count_against_the_step_limit():
 
 
 @pytest.mark.parametrize(
-    ("task", "limit"),
+    ("task", "limit", "evaluation_limit"),
     [
-        (make_task("number_line"), 10),
-        (make_task("number_line", env_kwargs={"max_position": 9}), 18),
-        (make_task("points24"), 22),
-        (make_task("ezpoints"), 7),
-        (make_task("blackjack"), 20),
+        (make_task("number_line"), 10, 10),
+        (make_task("number_line", env_kwargs={"max_position": 9}), 18, 18),
+        (make_task("points24"), 22, 22),
+        (make_task("ezpoints"), 7, 7),
+        (make_task("blackjack"), 20, 20),
+        # the sixth action would end an episode of training, and of training alone
+        pytest.param(make_task("alfworld", max_actions=5, env_kwargs=SHORT_ALFWORLD), 6, 8, marks=needs_alfworld),
+        pytest.param(make_task("alfworld", max_actions=9, env_kwargs=SHORT_ALFWORLD), 8, 8, marks=needs_alfworld),
     ],
-    ids=["number_line", "longer number_line", "points24", "ezpoints", "blackjack"],
+    ids=["number_line", "longer number_line", "points24", "ezpoints", "blackjack", "alfworld", "shorter alfworld"],
 )
-def test_skips_count_against_the_games_own_limit(task, limit):
+def test_skips_count_against_the_games_own_limit(task, limit, evaluation_limit):
     """An episode without a readable answer is as long as the longest with one; in training and in evaluation."""
     source = collector(task, script=lambda image: "no idea", invalid_action="penalty", num_envs=2)
-    episodes = source.collect(limit + 1).episodes
+    with contextlib.closing(source):
+        episodes = source.collect(limit + 1).episodes
     assert [len(episode) for episode in episodes] == [limit, limit]
     assert all(episode[-1].truncated and episode[-1].bootstrap for episode in episodes)
     report = evaluate_agent(RandomAgent(), task, 2, invalid_action="penalty")
-    assert [(e.length, e.total_reward) for e in report.episodes] == [(limit, -limit)] * 2
+    assert [(e.length, e.total_reward) for e in report.episodes] == [(evaluation_limit, -evaluation_limit)] * 2
 
 
 @pytest.mark.parametrize("skips", [0, 3])

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 REFERENCE = "gtr_reference"
 """Name of the adapter that holds the start of a run; it is never saved."""
+_BESIDE_THE_TUNER = ("modules_to_save.", "trainable_tokens_")  # parts of the names of an adapter's further weights
+_LISTED = 5  # names of weights in an error
 _INITIALISATION = ("init_lora_weights", "init_weights")  # what the kinds of adapters call it
 
 
@@ -67,6 +69,12 @@ def check_trainable(model: Any, peft_config: PeftConfig | None, with_reference: 
     config = model.active_peft_config if given else peft_config
     if config is not None:
         check_config(config, with_reference)
+    if given and (names := _trained_but_not_saved(model)):
+        listed = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+        raise ValueError(
+            "These weights of the model under the adapter are trainable, but an adapter's folder doesn't hold them: "
+            f"{listed}. Freeze them, or name their modules in `modules_to_save`."
+        )
 
 
 def check_config(config: PeftConfig, with_reference: bool) -> None:
@@ -78,6 +86,13 @@ def check_config(config: PeftConfig, with_reference: bool) -> None:
             "`kl_coef` needs an adapter with bias='none': biases belong to the model under it, so that the reference "
             "would change with them."
         )
+
+
+def _trained_but_not_saved(model: PeftModel) -> list[str]:
+    """Names of trainable weights that are neither the adapter's own nor saved with it (as biases may be)."""
+    saved = get_peft_model_state_dict(model, adapter_name=model.active_adapter, save_embedding_layers=False)
+    trainable = (name for name, weight in _base_weights(model) if weight.requires_grad)
+    return [name for name in trainable if f"base_model.model.{name}" not in saved]
 
 
 # --- the model under an adapter --------------------------------------------------------------------------------------
@@ -102,7 +117,7 @@ def ensure_named_base(model: Any, peft_config: PeftConfig | None, processor: Any
     # Under ZeRO-3 no process holds a whole weight, and quantized weights aren't those of the files: `load_policy`
     # refuses to merge into either.
     if PartialState().is_main_process and not is_quantized(base) and not is_deepspeed_zero3_enabled():
-        weights = list(_base_weights(model))
+        weights = [(name, weight.detach()) for name, weight in _base_weights(model)]
         if not _is_stored(weights, base.name_or_path, peft_config.revision):
             folder = Path(output_dir).absolute() / f"{SAVED_BASE}{_fingerprint(weights)}"
             if not folder.is_dir():
@@ -114,12 +129,12 @@ def ensure_named_base(model: Any, peft_config: PeftConfig | None, processor: Any
     peft_config.base_model_name_or_path = base.name_or_path
 
 
-def _base_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def _base_weights(model: Any) -> Iterator[tuple[str, nn.Parameter]]:
     """Name and weight of everything that isn't an adapter's."""
-    of_adapters = (model.base_model.prefix, "modules_to_save.") if isinstance(model, PeftModel) else ()
+    of_adapters = (model.base_model.prefix, *_BESIDE_THE_TUNER) if isinstance(model, PeftModel) else ()
     for name, weight in unwrap_adapter(model).named_parameters():
         if not any(part in name for part in of_adapters):
-            yield name, weight.detach()
+            yield name, weight
 
 
 def _is_stored(weights: list[tuple[str, torch.Tensor]], name: str, revision: str | None) -> bool:
@@ -170,8 +185,8 @@ def _fingerprint(weights: list[tuple[str, torch.Tensor]]) -> str:
 
 def _save_base(model: Any, processor: Any, folder: Path) -> None:
     logger.warning(
-        "The model under the adapter is not the one that its name %r stands for: it is saved to %s, which the adapter "
-        "needs to be loaded.",
+        "The weights under the adapter could not be found under the name %r, so they are saved to %s. The adapter "
+        "can't be loaded without that folder.",
         unwrap_adapter(model).name_or_path,
         folder,
     )

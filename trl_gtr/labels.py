@@ -17,6 +17,7 @@ Flaw = Literal[
     "contradictory",  # the thought concludes another action than the corrector's
     "half_characters",  # a lone surrogate, kept from the agent's own words: no tokenizer takes it
     "special_tokens",  # the text can't be spelt without a special token, which isn't text
+    "unreadable",  # the ids spell another text, in which thought and action can't be read any more
 ]
 """Why a label is thrown away."""
 FLAWS: tuple[str, ...] = get_args(Flaw)
@@ -66,7 +67,12 @@ class LabelMaker:
         ids = self.policy.encode_response(text)
         if not self.policy.is_text(ids[:-1]):
             return _thrown_away("special_tokens")
-        return self._cut(ids, action, step, correction)
+        # What the ids spell: a tokenizer may have normalised the text.
+        written = self.task.format.parse(self.policy.spans.text(ids))
+        if written.action_span is None or (written.error and not self.task.format.parse(text).error):
+            return _thrown_away("unreadable")
+        end = self.policy.spans.action_start(ids, written.action_span)
+        return self._cut(ids, end, action, step, correction)
 
     def _concluded(self, thought: Mapping[str, Any], info: Mapping[str, Any]) -> str | None:
         """Where the corrector names no action, the one that its thought leads to: the agent's may be wrong."""
@@ -74,10 +80,8 @@ class LabelMaker:
         legal = action is not None and self.task.to_env_action(Response("", thought, action), info) is not None
         return action if legal else None
 
-    def _cut(self, ids: np.ndarray, action: str | None, step: Transition, correction: Correction) -> Label:
-        # Where the action begins in what the ids spell: a tokenizer may have normalised the text.
-        span = self.task.format.parse(self.policy.spans.text(ids)).action_span
-        end = self.policy.spans.action_start(ids, span) if span else 0
+    def _cut(self, ids: np.ndarray, end: int, action: str | None, step: Transition, correction: Correction) -> Label:
+        """`end`: where the thought ends."""
         if not action:
             return Label(ids[:end], end)
         full = self.args.clone_full_response and correction.action is not None

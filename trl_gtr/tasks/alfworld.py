@@ -26,6 +26,7 @@ ENV_ID = "trl_gtr/ALFWorld-v0"
 SAME_ACTIONS = 5
 CUT = -3.0
 _GAME_OPTIONS = ("games", "split", "task_types", "backend")
+_Result = tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]
 
 
 class RepetitionEnds(gym.Wrapper):
@@ -44,15 +45,11 @@ class RepetitionEnds(gym.Wrapper):
         self._last, self._count = None, 0
         return self.env.reset(**kwargs)
 
-    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        observation, reward, terminated, truncated, info = self.env.step(action)
+    def step(self, action: Any) -> _Result:
+        result = self.env.step(action)
         self._count = self._count + 1 if action == self._last else 1
         self._last = action
-        if self._count >= SAME_ACTIONS and not terminated:
-            truncated = True
-            info = {**info, "cut": "repetition", "bootstrap": False}
-            reward = CUT if reward == 0 else reward
-        return observation, reward, terminated, truncated, info
+        return _cut(result, "repetition") if self._count >= SAME_ACTIONS else result
 
 
 class ActionLimit(gym.Wrapper):
@@ -62,13 +59,22 @@ class ActionLimit(gym.Wrapper):
         super().__init__(env)
         self.max_actions = max_actions
 
-    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        if len(info["previous_actions"]) > self.max_actions and not terminated:
-            truncated = True
-            info = {**info, "cut": "too many actions", "bootstrap": False}
-            reward = CUT if reward == 0 else reward
-        return observation, reward, terminated, truncated, info
+    @property
+    def step_limit(self) -> int:
+        """The most steps of an episode: skipped ones count towards it too."""
+        return self.max_actions + 1
+
+    def step(self, action: Any) -> _Result:
+        result = self.env.step(action)
+        return _cut(result, "too many actions") if len(result[4]["previous_actions"]) > self.max_actions else result
+
+
+def _cut(result: _Result, why: str) -> _Result:
+    """What a step returned, as the end of its episode, unless the game itself is over."""
+    observation, reward, terminated, _, info = result
+    if terminated:
+        return result
+    return observation, CUT if reward == 0 else reward, False, True, {**info, "cut": why, "bootstrap": False}
 
 
 class ALFWorldTask:

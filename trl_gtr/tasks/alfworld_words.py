@@ -9,6 +9,7 @@ from typing import Any
 from ..environments.alfworld.furniture import LOOKS
 from ..environments.alfworld.icons import ICONS
 from ..environments.alfworld.world import kind_of
+from .choices import without_reasons
 
 THINGS = frozenset(ICONS)
 PLACES = frozenset(LOOKS)
@@ -57,7 +58,7 @@ _COMMAND = re.compile(
     rf"|(?P<with>heat|cool|clean|slice) {_THING} with {_THING})\b"
 )
 _LATER = re.compile(r"^(?:if|then|after|afterwards|later|once|when)\b")
-_SO = re.compile(r"\bso\b|\baction is\b")
+_SO = re.compile(r"\bso\b(?! (?:that|i can)\b)|\baction is\b")
 
 
 def plain(thoughts: str) -> str:
@@ -140,10 +141,12 @@ def subgoal_right(thoughts: str, subgoal: tuple[str, ...] | list[str]) -> bool:
 def read_command(thoughts: str) -> str | None:
     """The command that the thought concludes, possible or not, in the dialect of ALFWorld 0.4.
 
-    It is looked for in the last sentence that names a whole command and doesn't begin with a word such as *if*, *then*
-    or *later*: the first one behind the last "so" or "action is" that has one behind it, else the first.
+    It is looked for in the last sentence that names a whole command, in more than a reason ("because …"), and doesn't
+    begin with a word such as *if*, *then* or *later*: the first one behind the last "so" or "action is" that has one
+    behind it, else the first. "So that I can …" is a purpose and no conclusion.
     """
     for sentence in reversed(_SENTENCE.split(plain(thoughts))):
+        sentence = without_reasons(sentence, _COMMAND)
         found = [] if _LATER.match(sentence) else list(_COMMAND.finditer(sentence))
         if found:
             cue = max((so.end() for so in _SO.finditer(sentence) if so.end() < found[-1].start()), default=0)

@@ -17,6 +17,7 @@ from ..thought_format import Field, ThoughtFormat
 from ..types import Response, Transition
 from .action_text import from_thoughts, match_action
 from .base import Rubric, Tool, contradicts
+from .choices import CHOSEN, NOT_CHOSEN, SENTENCE, mentions, settle
 from .wrappers import InfoCopies
 
 ENV_ID = "gym_cards/Blackjack-v0"
@@ -55,25 +56,32 @@ _DEALER = re.compile(r"\bdealer\b", re.IGNORECASE)
 _TOTALS = (re.compile(r"\b(?:total|sum)\b", re.IGNORECASE), re.compile(r"\b(?:I have|I hold|hand)\b", re.IGNORECASE))
 _NUMBER = re.compile(r"(?<![\w.])[1-9][0-9]?(?![\w]|\.[0-9])")
 _IN_TOTAL = re.compile(r"(?<![\w.])([1-9][0-9]?) in total\b", re.IGNORECASE)
-_SENTENCE = re.compile(r"[;!?\n]|\.(?=\s|$)")
 _CHOICE = re.compile(
     r"\b(?:(?P<stand>stand(?:ing)?|stay(?:ing)?)|hit(?:ting)?|draw(?:ing)? (?:a|another|one|one more) card)\b",
     re.IGNORECASE,
 )
-# Words around a choice that say that it isn't made: "don't hit", "if I hit", "a hit would", "the dealer must hit".
+# Words around a choice that say that it isn't made: "don't hit", "if I hit", "a hit would", "the dealer must hit" …
 _NOT_CHOSEN = re.compile(
-    r"""(?:\b(?:not|never|without)\b|n['’]t\b)(?:\s+(?!so\b|I\b)\w+){0,2}\s*$
-    |\b(?:rather|other|better|instead)\ (?:than|of)(?:\ to)?\s*$
-    |\b(?:a|the|another|any|every)\s*$
-    |\b(?:if|when|whether|unless|should|were)\ (?:I|we|you)\ (?:to\ )?$
-    |\bdealer\s+(?:(?!so\b|I\b)\w+\s+){0,2}$""",
+    rf"""{NOT_CHOSEN}
+    |\b(?:a|the|another|any|every|by|(?:risk|danger|chance|fear)\ of)\s*$
+    |\bdealer\s+(?:(?!so\b|I\b)\w+\s+){{0,2}}(?:to\s+)?$""",
     re.IGNORECASE | re.VERBOSE,
 )
 _RULED_OUT = re.compile(
-    r"\s+(?:would|could|might|may|can|risks?|loses|busts?|a chance|is (?:too|not|risky|dangerous|bad|wrong|worse))\b",
+    r"\s+(?:would|could|might|may|can|risks?|loses|busts?|a chance|is not|isn['’]t|will(?: \w+){0,3} (?:bust|lose))\b",
     re.IGNORECASE,
 )
-_REACH = 40  # characters before a choice in which such words are looked for
+# … or that speak against it, and so for the other one: "too risky to hit", "hitting is dangerous".
+_REJECTED = re.compile(
+    r"""\b(?:avoid(?:ing)?|against|refuse\ to)\s*$
+    |\bno\ (?:need|reason|point)\ (?:to|in)\s*$
+    |(?:\bunsafe|\bnot\ safe|n['’]t\ safe)\ to\s*$
+    |(?<!not\ )(?<!n['’]t\ )(?<!less\ )(?<!too\ )\b(?:too\ \w+|risky|dangerous|unwise)\ to\s*$""",
+    re.IGNORECASE | re.VERBOSE,
+)
+_IS_BAD = re.compile(r"\s+(?:is|would be) (?:too|risky|dangerous|bad|wrong|worse|unsafe)\b", re.IGNORECASE)
+_CHOSEN = re.compile(CHOSEN, re.IGNORECASE | re.VERBOSE)
+_IS_BEST = re.compile(r"\s+is (?:the |my )?(?:best|better|right|safer|safest|wise|wiser)\b", re.IGNORECASE)
 
 
 def read_total(thoughts: str) -> int | None:
@@ -85,7 +93,7 @@ def read_total(thoughts: str) -> int | None:
     if in_total := _IN_TOTAL.search(thoughts):
         return int(in_total[1])
     for cue in _TOTALS:
-        for sentence in _SENTENCE.split(thoughts):
+        for sentence in SENTENCE.split(thoughts):
             if match := _beside(sentence, cue, _NUMBER):
                 return int(match)
     return None
@@ -96,24 +104,29 @@ def read_dealer(thoughts: str) -> int | None:
 
     In the first sentence that has the word *dealer* and a rank: the first rank after the word, else the last before.
     """
-    for sentence in _SENTENCE.split(thoughts):
+    for sentence in SENTENCE.split(thoughts):
         if match := _beside(sentence, _DEALER, _RANK):
             return _VALUES.get(match.casefold()) or int(match)
     return None
 
 
 def read_choice(thoughts: str) -> str | None:
-    """`stand` or `hit`: the last of them that the text settles on.
+    """`stand` or `hit`: what the text settles on; `None` if it names both and nothing tells which.
 
-    "stay" is to stand, "draw a card" to hit. Passed over is what isn't chosen: "I don't hit", "if I hit", "rather than
-    hit", "a hit would …", "the dealer must hit".
+    "stay" is to stand, "draw a card" to hit. Passed over are reasons ("because hitting …") and what isn't chosen:
+    "I don't hit", "if I hit", "rather than hit", "a hit would …", "the dealer must hit". Where nothing is chosen but
+    one of the two is spoken against ("it is too risky to hit"), it is the other one.
     """
-    chosen = None
-    for match in _CHOICE.finditer(thoughts):
-        before = thoughts[max(0, match.start() - _REACH) : match.start()]
-        if not _NOT_CHOSEN.search(before) and not _RULED_OUT.match(thoughts, match.end()):
-            chosen = "stand" if match["stand"] else "hit"
-    return chosen
+    choices, rejected = [], set()
+    for match, before in mentions(thoughts, _CHOICE):
+        name = "stand" if match["stand"] else "hit"
+        if _REJECTED.search(before) or _IS_BAD.match(match.string, match.end()):
+            rejected.add(name)
+        elif not _NOT_CHOSEN.search(before) and not _RULED_OUT.match(match.string, match.end()):
+            choices.append((name, bool(_CHOSEN.search(before) or _IS_BEST.match(match.string, match.end()))))
+    if choices or len(rejected) != 1:
+        return settle(choices)
+    return "hit" if "stand" in rejected else "stand"
 
 
 def _beside(sentence: str, cue: re.Pattern[str], wanted: re.Pattern[str]) -> str | None:

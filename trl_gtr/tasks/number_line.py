@@ -18,6 +18,7 @@ from ..thought_format import Field, ThoughtFormat
 from ..types import Response, Transition
 from .action_text import from_thoughts, match_action, plain_signs
 from .base import Rubric, Tool
+from .choices import CHOSEN, NOT_CHOSEN, mentions, settle
 
 ENV_ID = "gym_cards/NumberLine-v0"
 ACTIONS = ("-", "+")
@@ -59,13 +60,25 @@ _DIRECTION = re.compile(
 )
 
 
+_NOT_CHOSEN = re.compile(NOT_CHOSEN, re.IGNORECASE | re.VERBOSE)
+_CHOSEN = re.compile(rf"{CHOSEN}|\bno[:,]\s*$", re.IGNORECASE | re.VERBOSE)
+_RULED_OUT = re.compile(
+    r"""["'`”’)]*\s+(?:is\s+wrong\b|(?:would|will|leads?)(?:\s+\w+){0,3}?\s+(?:away|overshoot|further|farther|past)\b)""",
+    re.IGNORECASE,
+)
+
+
 def named_direction(thoughts: str) -> str | None:
-    """`+` or `-`: the last direction that the text names, by its sign or by a word such as *up* or *decrease*."""
-    matches = list(_DIRECTION.finditer(plain_signs(thoughts)))
-    if not matches:
-        return None
-    last = matches[-1]
-    return last["sign"] or ("+" if last["up"] else "-")
+    """`+` or `-`: the direction that the text settles on, by its sign or by a word such as *up* or *decrease*.
+
+    Passed over are reasons and what isn't chosen: "not -", "rather than up", "- would lead away". `None` too if both
+    are named and nothing tells which is meant.
+    """
+    return settle(
+        (match["sign"] or ("+" if match["up"] else "-"), bool(_CHOSEN.search(before)))
+        for match, before in mentions(plain_signs(thoughts), _DIRECTION)
+        if not _NOT_CHOSEN.search(before) and not _RULED_OUT.match(match.string, match.end())
+    )
 
 
 class NumberLineTask:
@@ -113,7 +126,7 @@ class NumberLineTask:
         return {"Current": current, "Target": target}
 
     def judge(self, response: Response, info: Mapping[str, Any]) -> dict[str, bool]:
-        """Both numbers, and whether the thought's last named direction and the action lead to the target."""
+        """Both numbers, and whether the direction that the thought settles on and the action lead to the target."""
         right, thoughts = _right_action(info), response.fields.get("thoughts")
         action = match_action(response.action, ACTIONS, signs=True)
         return {

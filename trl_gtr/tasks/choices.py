@@ -1,0 +1,56 @@
+"""Which of its actions does a sentence choose, and which does it only talk about?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+SENTENCE = re.compile(r"[;!?\n]|\.(?=\s|$)")
+_REASON = re.compile(
+    r"\b(?:because|since|as (?:I|we|it|the|my|this|that|hitting|standing|going|\d+))\b", re.IGNORECASE
+)
+_CONCLUSION = re.compile(r"\b(?:so(?! that)|therefore|hence|thus|but)\b", re.IGNORECASE)
+_COMMA_OR_CONCLUSION = re.compile(rf",|{_CONCLUSION.pattern}", re.IGNORECASE)
+_REACH = 40  # characters before a choice in which words about it are looked for
+
+# What stands right before a choice, as parts of a verbose pattern.
+NOT_CHOSEN = r"""(?:\b(?:not|never|without)\b|n['’]t\b)(?:\s+(?!so\b|I\b)\w+){0,2}\s*["'`“‘(]?$
+    |\b(?:no|avoid(?:ing)?|against)\s*$
+    |\b(?:than|instead\ of)(?:\ (?:to|go|going))?\s*$
+    |\b(?:if|when|whether|unless|should|were)\ (?:I|we|you)\ (?:to\ )?(?:go\ |move\ |choose\ )?$"""
+CHOSEN = r"""\b(?:so(?!\ that)|therefore|hence|thus|action\ is)\b.*$
+    |\b(?:best|better|safer|safest|wise|wiser|right)\ to\ (?:go\ |move\ )?$
+    |\b(?:I|we)(?:['’]ll)?\ (?:(?:will|shall|must|should|have|need|choose|decide|want|prefer|would\ rather|am\ going|to
+        |go|move|use|play|take|just|simply|then)\ )*$"""
+
+
+def mentions(text: str, names: re.Pattern[str]) -> Iterator[tuple[re.Match[str], str]]:
+    """Every place where the text names an action, with what stands before it; not those in a reason."""
+    for sentence in SENTENCE.split(text):
+        for match in names.finditer(without_reasons(sentence, names)):
+            yield match, match.string[max(0, match.start() - _REACH) : match.start()]
+
+
+def without_reasons(sentence: str, names: re.Pattern[str]) -> str:
+    """The sentence without what follows "because", "since" or "as": "I stand because …", "Because …, I stand".
+
+    Behind an action a reason goes on to the end, or to a "so" or "but"; before any, at most to the next comma.
+    """
+    kept, at, named = [], 0, False
+    while reason := _REASON.search(sentence, at):
+        named = named or names.search(sentence, at, reason.start()) is not None
+        end = (_CONCLUSION if named else _COMMA_OR_CONCLUSION).search(sentence, reason.end())
+        if end is None and not named:
+            break
+        kept.append(sentence[at : reason.start()])
+        at = end.start() if end else len(sentence)
+    return "".join((*kept, sentence[at:]))
+
+
+def settle(choices: Iterable[tuple[str, bool]]) -> str | None:
+    """The last action with a cue that it is chosen; without any cue, the only one that is named."""
+    choices = list(choices)
+    if cued := [name for name, cue in choices if cue]:
+        return cued[-1]
+    named = {name for name, _ in choices}
+    return named.pop() if len(named) == 1 else None
