@@ -229,7 +229,7 @@ class ChatClient:
             else:
                 actual = self.sizes.uncounted(estimate, len(payload), learn=reply.problem != NO_COMPLETION)
             return reply
-        except asyncio.TimeoutError:  # not the builtin one on Python 3.10
+        except TimeoutError:  # not the builtin one on Python 3.10
             raise ChatError("timeout", f"no answer within {remaining:.3g} s", retry=True) from None
         except EndlessAnswer:
             actual = self.sizes.uncounted(estimate, MAX_BODY)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import io
 import logging
@@ -280,7 +279,7 @@ class OpenAICorrector:
                 raise ValueError(f"{self.server} redirects to another address: make base_url the final one") from None
             logger.info("%s lists no models (HTTP %s); going on", self.server, error.status_code)
             return
-        except (openai.APIConnectionError, asyncio.TimeoutError):
+        except (TimeoutError, openai.APIConnectionError):
             raise ValueError(f"no answer from {self.server}: is the server up and base_url right?") from None
         if known and not self.azure and self.model not in known:
             listed = ", ".join(one_line(name, MAX_NAME) for name in known[:10])

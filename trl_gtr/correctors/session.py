@@ -151,7 +151,7 @@ class Session:
                 else:
                     self._breaker.abandon()
                 correction = failed(error.kind, error.detail)
-            except asyncio.TimeoutError:  # not the builtin one on Python 3.10
+            except TimeoutError:  # not the builtin one on Python 3.10
                 self._breaker.record(reached=False)
                 correction = failed("timeout", f"no correction within {self.deadline:.3g} s")
             except asyncio.CancelledError:

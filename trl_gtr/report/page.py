@@ -92,7 +92,7 @@ def _render(**values: Any) -> str:
         style=markupsafe.Markup((TEMPLATES / "report.css").read_text("utf-8")),
         script=script,
         script_hash=_hash(script),
-        made=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        made=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
 
 
