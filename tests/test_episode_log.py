@@ -124,7 +124,7 @@ def test_a_fresh_run_does_not_destroy_an_earlier_one(make_trainer, tmp_path):
     first.train()
     kept = foreign_files(folder)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match=r"holds an earlier run \(metrics\.jsonl, .*Set `overwrite=True` to replace"):
+    with pytest.raises(ValueError, match=r"holds an earlier run \(metrics\.jsonl, .*Set `overwrite=True` \(--overwrite\) to replace"):
         make_trainer(total_env_steps=12).train()
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     first.train()  # the same trainer may go on: it has nothing to do
