@@ -124,7 +124,9 @@ def test_a_fresh_run_does_not_destroy_an_earlier_one(make_trainer, tmp_path):
     first.train()
     kept = foreign_files(folder)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match=r"holds an earlier run \(metrics\.jsonl, .*Set `overwrite=True` \(--overwrite\) to replace"):
+    with pytest.raises(
+        ValueError, match=r"holds an earlier run \(metrics\.jsonl, .*Set `overwrite=True` \(--overwrite\) to replace"
+    ):
         make_trainer(total_env_steps=12).train()
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     first.train()  # the same trainer may go on: it has nothing to do
@@ -285,7 +287,7 @@ def test_a_restarted_run_that_had_saved_nothing_begins_afresh(make_trainer, tmp_
 def test_an_adapter_of_an_earlier_run_is_not_mixed_with_a_model(make_trainer, tmp_path):
     """Both in one folder, the adapter would be loaded."""
     (tmp_path / "run").mkdir()
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
+    for name in ("adapter_config.json", "adapter_model.safetensors", "value_head.safetensors"):
         (tmp_path / "run" / name).write_text("{}")
     with pytest.raises(ValueError, match=r"holds an earlier run .*adapter_config\.json"):
         make_trainer(overwrite=False).train()

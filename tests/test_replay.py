@@ -156,9 +156,9 @@ def test_an_episode_that_comes_out_otherwise_is_refused(make: Callable[..., gym.
         env.reset()
     env.step(0)
     state = through_json(env.get_state())
-    with pytest.raises(ValueError, match=f"with another {differing}.*must follow from its seed and its actions"):
+    with pytest.raises(ValueError, match=f"gave another {differing}.*fully determined by its seed and actions"):
         twin.set_state(state)
-    with pytest.warns(UserWarning, match=f"with another {differing}"):
+    with pytest.warns(UserWarning, match=f"gave another {differing}"):
         observation, info = twin.set_state(state, exact=False)
     assert observation.shape == env.observation_space.shape
     assert "colour" in info
@@ -201,7 +201,7 @@ def test_what_cant_be_played_again_is_found_while_the_run_goes_on(make: Callable
     envs.reset(seed=[0, 1])
     envs.get_states()
     play(envs, 5, seed=0)
-    with pytest.raises(ValueError, match="with another"):
+    with pytest.raises(ValueError, match="gave another"):
         envs.get_states()
     kept = LocalVectorEnv(make, 2, pickle_environments=True)
     kept.reset(seed=[0, 1])

@@ -774,7 +774,7 @@ def test_the_phases_have_moments_of_their_own(make_trainer):
 
 def test_resume_true_takes_the_newest_and_says_if_there_is_none(make_trainer):
     with pytest.raises(ValueError, match="holds no checkpoint"):
-        make_trainer().train(resume_from_checkpoint=True)
+        make_trainer(overwrite=False).train(resume_from_checkpoint=True)
     first = make_trainer(save_strategy="steps", save_steps=1, total_env_steps=32)
     first.train()
     second = make_trainer(save_strategy="steps", save_steps=1, total_env_steps=32)

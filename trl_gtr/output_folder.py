@@ -14,14 +14,16 @@ from . import checkpoints, episode_log
 from .run_log import CARD_FILE, METRICS_FILE
 from .safe_text import printable
 
-# A model that is saved beside an earlier run's adapter would be loaded as that adapter.
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
 
 
 def earlier_run(folder: Path) -> Iterator[Path]:
     """What another run has written here."""
-    for name in (METRICS_FILE, CARD_FILE, *ADAPTER_FILES):
+    # A model that is saved beside an earlier run's adapter would be loaded as that adapter. A value head tells a run's
+    # agent from an adapter that somebody else has put here.
+    agent = ADAPTER_FILES if (folder / checkpoints.VALUE_HEAD_FILE).is_file() else ()
+    for name in (METRICS_FILE, CARD_FILE, *agent):
         if (folder / name).is_file():
             yield folder / name
     yield from (shard for _, shard in episode_log.shards(folder / episode_log.FOLDER))
