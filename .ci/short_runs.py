@@ -22,7 +22,7 @@ from peft import LoraConfig
 from transformers import PrinterCallback
 
 from trl_gtr import ExpertCorrector, GTRConfig, GTRTrainer, lora_target_modules, make_task
-from trl_gtr.models import load_policy
+from trl_gtr.policy.loading import load_policy
 
 UNSTEADY = ("time/", "speed/", "memory/", "corrector/latency")  # of the machine, not of the run
 UPDATES, STEPS, ENVS = 3, 4, 8

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 from trl_gtr import CorrectionRequest, CorrectorArguments, make_corrector, make_task
-from trl_gtr.command_line import one_line_errors, parse_arguments
 from trl_gtr.correctors.audit import grade, report
+from trl_gtr.scripts.arguments import one_line_errors, parse_arguments
 from trl_gtr.types import Usage
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from trl_gtr.comparison import comparison_markdown, comparison_table, draw_curves
+from trl_gtr.evaluation.comparison import comparison_markdown, comparison_table, draw_curves
 
 EXAMPLES = Path(__file__).parent
 STUDIES = EXAMPLES / "configs" / "studies"

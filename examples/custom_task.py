@@ -11,10 +11,11 @@ import gymnasium as gym
 import numpy as np
 from trl import SFTConfig, SFTTrainer
 
-from trl_gtr import Correction, GTRTrainer, ThoughtFormat, launch
-from trl_gtr.sft_data import make_sft_dataset, prompt_and_completion
+from trl_gtr import Correction, GTRTrainer, ThoughtFormat
+from trl_gtr.guides.sft_data import make_sft_dataset, prompt_and_completion
+from trl_gtr.responses.format import Field
+from trl_gtr.scripts import train as launch
 from trl_gtr.tasks import Rubric
-from trl_gtr.thought_format import Field
 
 
 class LampEnv(gym.Env):

@@ -12,7 +12,7 @@ and a set of Points24's hands are each played once before any comes again; `--ep
 
 from __future__ import annotations
 
-from trl_gtr import evaluate_command
+from trl_gtr.scripts import evaluate as evaluate_command
 
 
 def main() -> None:

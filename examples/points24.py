@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trl_gtr import GTRTrainer, launch, make_corrector
+from trl_gtr import GTRTrainer, make_corrector
+from trl_gtr.scripts import train as launch
 
 CONFIGS = Path(__file__).parent / "configs"
 

@@ -13,10 +13,11 @@ import torch
 from datasets import Dataset, concatenate_datasets
 from trl import ModelConfig, SFTConfig, SFTTrainer
 
-from trl_gtr import launch, make_task, tiny_llava
-from trl_gtr.adapters import ensure_named_base
-from trl_gtr.command_line import one_line_errors, parse_arguments
-from trl_gtr.sft_data import make_sft_dataset, prompt_and_completion, read_llava_json
+from trl_gtr import make_task, tiny_llava
+from trl_gtr.guides.sft_data import make_sft_dataset, prompt_and_completion, read_llava_json
+from trl_gtr.policy.adapters import ensure_named_base
+from trl_gtr.scripts import train as launch
+from trl_gtr.scripts.arguments import one_line_errors, parse_arguments
 from trl_gtr.tiny_llava.pool import POINTS24_POOL, alfworld_practice, reading_hands
 
 BUILDS = {"build": "tiny", "build-alfworld": "tiny-alfworld"}  # fresh embedded models

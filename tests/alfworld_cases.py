@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from paths import SHARED
 
 needs_alfworld = [
     pytest.mark.alfworld,
@@ -18,7 +19,7 @@ needs_alfworld = [
     ),
 ]
 
-REAL_GAMES = Path(__file__).parents[2] / "shared" / "alfworld_games"
+REAL_GAMES = SHARED / "alfworld_games"
 needs_real_games = pytest.mark.skipif(not REAL_GAMES.is_dir(), reason="needs the folder of real ALFWorld games")
 
 
@@ -62,3 +63,31 @@ def without_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         importlib.import_module("alfworld.info")  # sets the variable to its default, once
     monkeypatch.delenv("ALFWORLD_DATA", raising=False)
     monkeypatch.setattr("trl_gtr.environments.alfworld.games.DEFAULT_DATA", str(tmp_path / "none"))
+
+
+COMMANDS = [
+    *("examine countertop 1", "examine mug 1", "go to cabinet 1", "go to cabinet 10", "go to cabinet 2"),
+    *("go to drawer 1", "go to drawer 10", "go to microwave 1", "help", "inventory", "look"),
+    *("take mug 1 from countertop 1", "take plate 2 from countertop 1"),
+]
+INFO: dict[str, Any] = {
+    "task": "heat some mug and put it in cabinet",
+    "task_type": "pick_heat_then_place_in_recep",
+    "goal": {"object": "mug", "receptacle": "cabinet", "toggle": ""},
+    "observation_text": "On the countertop 1, you see a mug 1, and a plate 2.",
+    "admissible_commands": COMMANDS,
+    "won": False,
+    "goal_condition_success_rate": 0.0,
+    "previous_actions": ["go to drawer 1", "go to countertop 1"],
+    "legal": True,
+    "view": {
+        "room": ["cabinet 1", "cabinet 2", "cabinet 10", "countertop 1", "drawer 1", "drawer 10", "microwave 1"],
+        "here": [["countertop 1", "", ["mug 1", "plate 2"]]],
+        "holding": "",
+        "states": [],
+    },
+    "extra.gamefile": "bundled:x/1",
+    "extra.expert_plan": ["take mug 1 from countertop 1", "go to microwave 1"],
+    "subgoal": ["take", "mug", ""],
+}
+RIGHT = "I see mug 1 and plate 2. My hand is empty. My sub-goal is to take the mug, so I take mug 1 from countertop 1."

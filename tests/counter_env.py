@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from trl_gtr.thought_format import ThoughtFormat
+from trl_gtr.responses.format import ThoughtFormat
 from trl_gtr.types import Response, Transition
 
 

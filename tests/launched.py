@@ -18,9 +18,10 @@ from peft import LoraConfig
 from toy import ColourEnv, ColourTask, quiet_config
 from transformers import TrainerCallback
 
-from trl_gtr import adapters, ppo
 from trl_gtr.correctors import ExpertCorrector
-from trl_gtr.models import unwrap_adapter
+from trl_gtr.learning import ppo
+from trl_gtr.policy import adapters
+from trl_gtr.policy.loading import unwrap_adapter
 from trl_gtr.trainer import GTRTrainer
 
 # Depend on the machine, not on the run.

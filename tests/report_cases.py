@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trl_gtr.episode_log import SCHEMA, write_shard
+from trl_gtr.runs.episode_log import SCHEMA, write_shard
 
 HOSTILE = (
     "<script>window.hacked = 1</script></script><img src=x onerror='window.hacked = 2'>"

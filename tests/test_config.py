@@ -7,7 +7,7 @@ import pytest
 from transformers import HfArgumentParser
 
 from trl_gtr.config import REFUSED_FIELDS, GTRConfig
-from trl_gtr.ppo_base import PPOConfig
+from trl_gtr.distributed.ppo_base import PPOConfig
 
 
 def make(**kwargs):

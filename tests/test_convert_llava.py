@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from paths import EXAMPLES
 from safetensors.torch import save_file
 from transformers import CLIPVisionConfig, PreTrainedTokenizerFast
 from vlms import character_tokenizer
 
-from trl_gtr import llava_checkpoints
-from trl_gtr.models import load_policy
-from trl_gtr.policy import VLMPolicy
+from trl_gtr.policy import llava_checkpoints
+from trl_gtr.policy.loading import load_policy
+from trl_gtr.policy.scoring import VLMPolicy
 
 HIDDEN, FEED, VISION, HEADS, VOCABULARY, PATCH, SIDE = 16, 24, 8, 2, 103, 14, 28
-SCRIPT = Path(__file__).parents[1] / "examples" / "convert_llava.py"
+SCRIPT = EXAMPLES / "convert_llava.py"
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

@@ -1,16 +1,15 @@
 """What the pages promise about names: every metric of a run is explained, every column of the episodes too."""
 
 import re
-from pathlib import Path
 
 import pytest
+from paths import DOCS
 from toy import ColourTask, quiet_config
 
 from trl_gtr.correctors import AuditedCorrector, ExpertCorrector
-from trl_gtr.episode_log import SCHEMA
+from trl_gtr.runs.episode_log import SCHEMA
 from trl_gtr.trainer import GTRTrainer
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
 # `Trainer.log` adds these to every entry: the update, and the share of the run that is over.
 OF_THE_TRAINER = {"step", "epoch"}
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_command_line import example
+from example_scripts import example
+from paths import ROOT
 
 from trl_gtr import tiny_llava
-from trl_gtr.checkpoints import saved_task
+from trl_gtr.runs.checkpoints import saved_task
 
-ROOT = Path(__file__).resolve().parent.parent
 PYTHON = [sys.executable]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]
 # Two updates of 16 steps, two episodes of evaluation.

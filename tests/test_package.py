@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from paths import ROOT
 
 import trl_gtr
 
-ROOT = Path(__file__).resolve().parent.parent
 HEAVY = {"torch", "transformers", "trl", "accelerate", "peft", "datasets", "matplotlib", "openai"}
 
 

@@ -7,23 +7,25 @@ import math
 import os
 import signal
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from paths import DOCS
 from peft import LoraConfig
 from tokenizers import normalizers
 from toy import COLOURS, ColourTask, build_toy_model, quiet_config, teach_format
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from trl_gtr import PPOTrainer, checkpoints, ppo
-from trl_gtr.callbacks import ThoughtCollapseCallback
+from trl_gtr import PPOTrainer
 from trl_gtr.correctors import BudgetExhausted, ExpertCorrector
-from trl_gtr.labels import FLAWS
-from trl_gtr.models import lora_target_modules
-from trl_gtr.policy import PolicyWithValue
+from trl_gtr.guides.labels import FLAWS
+from trl_gtr.learning import ppo
+from trl_gtr.policy.loading import lora_target_modules
+from trl_gtr.policy.scoring import PolicyWithValue
+from trl_gtr.runs import checkpoints
+from trl_gtr.runs.callbacks import ThoughtCollapseCallback
 from trl_gtr.trainer import GTRTrainer
 from trl_gtr.types import Correction, Rollout, Transition
 
@@ -251,7 +253,7 @@ def test_a_start_ratio_that_is_off_is_reported(make_trainer, caplog):
         return experience
 
     trainer._score_rollout = shifted
-    with caplog.at_level(logging.WARNING, logger="trl_gtr.update"):
+    with caplog.at_level(logging.WARNING, logger="trl_gtr.learning.update"):
         trainer.train()
     warnings = [record.message for record in caplog.records if "ratio is off 1 by 0.18" in record.message]
     assert len(warnings) == 1  # of all micro-batches together
@@ -898,7 +900,7 @@ def test_an_evaluation_ends_when_the_run_is_told_to_stop(make_trainer):
     assert len(trainer.state.log_history) == before  # half of one is in no log
 
 
-@pytest.mark.parametrize("failing", ["torch.save", "safetensors.torch.save_file", "trl_gtr.checkpoints.publish"])
+@pytest.mark.parametrize("failing", ["torch.save", "safetensors.torch.save_file", "trl_gtr.runs.checkpoints.publish"])
 def test_a_full_disk_leaves_the_old_checkpoint_as_it_was(make_trainer, tmp_path, monkeypatch, failing):
     run = tmp_path / "run"
     trainer = make_trainer(save_strategy="steps", save_steps=1, save_total_limit=1, total_env_steps=48)
@@ -911,7 +913,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_as_it_was(make_trainer, tmp_path,
                 raise OSError(errno.ENOSPC, "No space left on device")
 
             monkeypatch.setattr(failing, no_space)
-            monkeypatch.setattr("trl_gtr.checkpoints.save_file", no_space)
+            monkeypatch.setattr("trl_gtr.runs.checkpoints.save_file", no_space)
         finish(*args)
 
     trainer._finish_update = fill_the_disk
@@ -925,7 +927,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_as_it_was(make_trainer, tmp_path,
 
 
 def test_metrics_are_documented(make_trainer):
-    page = Path(__file__).parents[1] / "docs" / "metrics.md"
+    page = DOCS / "metrics.md"
     trainer = make_trainer(kl_coef=0.1, eval_strategy="steps", eval_steps=1, eval_episodes=4, total_env_steps=16)
     trainer.train()
     documented = page.read_text()

@@ -16,8 +16,8 @@ from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForCon
 from vlms import character_tokenizer, chat_template, component
 
 from trl_gtr.config import GTRConfig
+from trl_gtr.responses.format import Field, ThoughtFormat
 from trl_gtr.tasks.base import Rubric
-from trl_gtr.thought_format import Field, ThoughtFormat
 from trl_gtr.types import Response, Transition
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220), "yellow": (220, 220, 30)}
@@ -169,7 +169,7 @@ def build_toy_model(seed: int = 0) -> tuple[LlavaForConditionalGeneration, Llava
 
 def teach_format(model: LlavaForConditionalGeneration, processor: LlavaProcessor, steps: int = 60) -> None:
     """Supervised on random answers: the format is learned, and that the colour matters is not."""
-    from trl_gtr.policy import PolicyWithValue, ValueHead, VLMPolicy
+    from trl_gtr.policy.scoring import PolicyWithValue, ValueHead, VLMPolicy
 
     policy = VLMPolicy(model, processor)
     module = PolicyWithValue(model, ValueHead(model.config.get_text_config().hidden_size, [8]))

@@ -20,11 +20,11 @@ _EXPORTS = {
     "Rollout": "types",
     "GTRConfig": "config",
     "GTRTrainer": "trainer",
-    "PPOTrainer": "ppo_base",
-    "ThoughtCollapseCallback": "callbacks",
-    "evaluate_agent": "evaluation",
-    "lora_target_modules": "models",
-    "ThoughtFormat": "thought_format",
+    "PPOTrainer": "distributed.ppo_base",
+    "ThoughtCollapseCallback": "runs.callbacks",
+    "evaluate_agent": "evaluation.evaluate",
+    "lora_target_modules": "policy.loading",
+    "ThoughtFormat": "responses.format",
     "Task": "tasks",
     "make_task": "tasks",
     "CachedCorrector": "correctors",
@@ -41,7 +41,6 @@ _EXPORTS = {
 __all__ = [*sorted(_EXPORTS), "__version__"]
 
 if TYPE_CHECKING:  # "X as X" is how a typed package says that X is public
-    from .callbacks import ThoughtCollapseCallback as ThoughtCollapseCallback
     from .config import GTRConfig as GTRConfig
     from .correctors import (
         CachedCorrector as CachedCorrector,
@@ -53,12 +52,13 @@ if TYPE_CHECKING:  # "X as X" is how a typed package says that X is public
         RecordedCorrector as RecordedCorrector,
         make_corrector as make_corrector,
     )
-    from .evaluation import evaluate_agent as evaluate_agent
-    from .models import lora_target_modules as lora_target_modules
-    from .ppo_base import PPOTrainer as PPOTrainer
+    from .distributed.ppo_base import PPOTrainer as PPOTrainer
+    from .evaluation.evaluate import evaluate_agent as evaluate_agent
+    from .policy.loading import lora_target_modules as lora_target_modules
     from .report import write_report as write_report
+    from .responses.format import ThoughtFormat as ThoughtFormat
+    from .runs.callbacks import ThoughtCollapseCallback as ThoughtCollapseCallback
     from .tasks import Task as Task, make_task as make_task
-    from .thought_format import ThoughtFormat as ThoughtFormat
     from .trainer import GTRTrainer as GTRTrainer
     from .types import (
         Correction as Correction,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from packaging.requirements import Requirement
 
-from .safe_text import printable
+from .responses.safe_text import printable
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.add_parser("check", help="versions, extras and what of ALFWorld can run here")
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["evaluate"]:
-        from . import evaluate_command  # it has options of its own, and loads torch
+        from .scripts import evaluate as evaluate_command  # it has options of its own, and loads torch
 
         evaluate_command.main(words[1:])
         return 0

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from accelerate import PartialState
 from accelerate.utils import str_to_bool
 
-from .command_line import json_options
-from .ppo_base import PPOConfig
+from .distributed.ppo_base import PPOConfig
+from .scripts.arguments import json_options
 
 logger = logging.getLogger(__name__)
 

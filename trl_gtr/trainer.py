@@ -25,23 +25,27 @@ from transformers import AutoProcessor, PreTrainedModel, TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_utils import TrainOutput, set_seed
 
-from . import ppo
-from .adapters import REFERENCE, check_config, check_trainable, ensure_named_base
-from .agents import PolicyAgent
-from .callbacks import GTRProgressCallback
-from .command_line import json_options
 from .config import MODEL_INIT_KWARGS, GTRConfig
 from .correctors.base import Corrector
-from .diagnostics import rollout_diagnostics
-from .episode_log import EpisodeLog
-from .evaluation import EvaluationReport, count_episodes, evaluate_agent
-from .labels import Label, LabelMaker, count_labels
-from .metrics import Means
-from .models import check_processor, load_policy
-from .policy import PolicyWithValue, ValueHead, VLMPolicy
-from .processes import Processes
-from .resumable import ResumableTrainer
-from .rollout_metrics import (
+from .distributed.means import Means
+from .distributed.processes import Processes
+from .distributed.signals import StopSignals
+from .distributed.trl_bridge import unwrap_model_for_generation
+from .evaluation.agents import PolicyAgent
+from .evaluation.evaluate import EvaluationReport, count_episodes, evaluate_agent
+from .guides.buffer import CorrectionBuffer, cloning_coefficient
+from .guides.labels import Label, LabelMaker, count_labels
+from .learning import ppo
+from .learning.update import Experience, Updater
+from .policy.adapters import REFERENCE, check_config, check_trainable, ensure_named_base
+from .policy.loading import check_processor, load_policy
+from .policy.scoring import PolicyWithValue, ValueHead, VLMPolicy
+from .rollouts.collector import Clock, RolloutCollector
+from .runs.callbacks import GTRProgressCallback
+from .runs.checkpointer import ResumableTrainer
+from .runs.diagnostics import rollout_diagnostics
+from .runs.episode_log import EpisodeLog
+from .runs.rollout_metrics import (
     add_up,
     count_failures,
     count_rollout,
@@ -49,15 +53,11 @@ from .rollout_metrics import (
     with_failures,
     without_images,
 )
-from .rollouts import Clock, RolloutCollector
-from .run_log import RunLog
-from .signals import StopSignals
+from .runs.run_log import RunLog
+from .runs.trackers import TrackerImages
+from .scripts.arguments import json_options
 from .tasks.base import Task
-from .thought_cloning import CorrectionBuffer, cloning_coefficient
-from .tracker_images import TrackerImages
-from .trl_bridge import unwrap_model_for_generation
 from .types import Generation, Rollout, Transition
-from .update import Experience, Updater
 
 logger = logging.getLogger(__name__)
 
@@ -487,7 +487,7 @@ class GTRTrainer(ResumableTrainer):
 
     def corrections_dataset(self) -> Any:
         """All corrections so far as a `datasets.Dataset` for `SFTTrainer`: images and messages."""
-        from .sft_data import corrections_dataset
+        from .guides.sft_data import corrections_dataset
 
         return corrections_dataset(self.buffer, self.policy.processor)
 

@@ -1,4 +1,4 @@
-"""What flows between the rooms of the house: small frozen records, no behaviour, no torch.
+"""What flows between the rooms of the house: small frozen records; no torch.
 
 Observation → prompt → [`Response`] → environment step → [`Transition`]; beside it
 [`CorrectionRequest`] → corrector → [`Correction`]; all of one update together are a [`Rollout`].
@@ -6,13 +6,13 @@ Observation → prompt → [`Response`] → environment step → [`Transition`];
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-
-from .cancellation import Cancellation
 
 Verdict = Literal["right", "corrected", "unsolvable", "failed"]
 
@@ -57,6 +57,51 @@ class Generation:
     """What the ids spell; special tokens spell nothing."""
     hit_length_limit: bool = False
     """No EOS came before `max_completion_length`."""
+
+
+class Cancellation:
+    """Handed to everybody who works on something; whoever wants the results may call it off. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._callbacks: dict[object, Callable[[], None]] = {}
+        self._cancelled = False
+        self.heeded = False
+        """Somebody has looked or listened: after `cancel` it is worth waiting for what they have so far."""
+
+    def __repr__(self) -> str:
+        return f"Cancellation({'cancelled' if self._cancelled else 'not cancelled'})"
+
+    @property
+    def cancelled(self) -> bool:
+        self.heeded = True
+        return self._cancelled
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._cancelled = True
+            callbacks, self._callbacks = self._callbacks, {}
+            for callback in callbacks.values():  # under the lock: nothing is called any more once `calling` has ended
+                callback()
+
+    @contextmanager
+    def calling(self, callback: Callable[[], None]) -> Iterator[None]:
+        """While the block runs, `cancel` calls `callback`, in its own thread; at once if it came before.
+
+        The callback must be short and leave this object alone.
+        """
+        key = object()
+        self.heeded = True
+        with self._lock:
+            if self._cancelled:
+                callback()
+            else:
+                self._callbacks[key] = callback
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._callbacks.pop(key, None)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import numpy as np
 from PIL import Image
 
 from trl_gtr.environments import BlackjackEnv, EZPointsEnv, NumberLineEnv, Points24Env
-from trl_gtr.environments.canvas import FELT, put
-from trl_gtr.environments.cards import CARD_HEIGHT, CARD_WIDTH, RANKS, SUITS, card_back, card_face
+from trl_gtr.environments.cards.canvas import FELT, put
+from trl_gtr.environments.cards.cards import CARD_HEIGHT, CARD_WIDTH, RANKS, SUITS, card_back, card_face
 
 HERE = Path(__file__).parent
 GAP = 8

@@ -14,7 +14,7 @@ import tracemalloc
 import numpy as np
 
 from trl_gtr import make_task
-from trl_gtr.thought_cloning import CorrectionBuffer
+from trl_gtr.guides.buffer import CorrectionBuffer
 
 
 def corrections(task, num_steps, seed, expert_share=0.8):

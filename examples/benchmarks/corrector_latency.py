@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from trl_gtr import OpenAICorrector, make_task
-from trl_gtr.rollouts import RolloutCollector
+from trl_gtr.rollouts.collector import RolloutCollector
 from trl_gtr.types import Generation
 
 TEXT = '{"cards": ["4", "9", "A", "K"], "formula": "", "thoughts": "I aim at 4+9+1+10=24, next is 4.", "action": "4"}'

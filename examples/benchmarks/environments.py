@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 import trl_gtr.environments  # noqa: F401  (registers the games)
-from trl_gtr.environments.arithmetic import next_tokens
+from trl_gtr.environments.cards.arithmetic import next_tokens
 
 GAMES = ["Points24", "EZPoints", "NumberLine", "Blackjack"]
 

@@ -22,9 +22,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from trl_gtr import ExpertCorrector, GTRConfig, GTRTrainer, launch, make_task, tiny_llava
-from trl_gtr.policy import VLMPolicy
-from trl_gtr.rollouts import Clock, RolloutCollector
+from trl_gtr import ExpertCorrector, GTRConfig, GTRTrainer, make_task, tiny_llava
+from trl_gtr.policy.scoring import VLMPolicy
+from trl_gtr.rollouts.collector import Clock, RolloutCollector
+from trl_gtr.scripts import train as launch
 from trl_gtr.types import Generation
 
 LENGTH = 64

@@ -19,11 +19,11 @@ from rich.table import Table
 from transformers import HfArgumentParser
 
 from trl_gtr import Task
-from trl_gtr.agents import PolicyAgent
-from trl_gtr.evaluation import Rate, evaluate_agent
-from trl_gtr.launch import task_with_hands
-from trl_gtr.models import load_policy
-from trl_gtr.policy import VLMPolicy
+from trl_gtr.evaluation.agents import PolicyAgent
+from trl_gtr.evaluation.evaluate import Rate, evaluate_agent
+from trl_gtr.policy.loading import load_policy
+from trl_gtr.policy.scoring import VLMPolicy
+from trl_gtr.scripts.train import task_with_hands
 
 # task and hands
 GAMES = (

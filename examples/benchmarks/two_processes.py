@@ -19,10 +19,11 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 
-from trl_gtr import ExpertCorrector, launch, tiny_llava
-from trl_gtr.policy import VLMPolicy
-from trl_gtr.processes import Processes
-from trl_gtr.rollouts import RolloutCollector
+from trl_gtr import ExpertCorrector, tiny_llava
+from trl_gtr.distributed.processes import Processes
+from trl_gtr.policy.scoring import VLMPolicy
+from trl_gtr.rollouts.collector import RolloutCollector
+from trl_gtr.scripts import train as launch
 
 
 def make_collector(policy: VLMPolicy, model: object, num_envs: int, first_index: int = 0) -> RolloutCollector:

@@ -6,7 +6,7 @@ from .base import BudgetExhausted, Corrector, failed, failure_kind
 from .cache import CachedCorrector, CacheMiss, RecordedCorrector
 from .expert import ExpertCorrector, UnreliableCorrector
 from .local import LocalCorrector
-from .openai import OpenAICorrector
+from .openai.corrector import OpenAICorrector
 
 __all__ = [
     "AuditReport",

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..files import HALF_CHARACTER
-from ..tasks.action_text import plain_signs
+from ..responses.action_text import plain_signs
+from ..storage.files import HALF_CHARACTER
 from ..tasks.base import contradicts
 from ..types import Correction, CorrectionRequest, Response
 from .questions import CORRECTION, EVALUATION, NO, RIGHT_ACTION, YES

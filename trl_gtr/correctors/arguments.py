@@ -10,7 +10,7 @@ from .base import Corrector
 from .cache import CachedCorrector, RecordedCorrector
 from .expert import ExpertCorrector, UnreliableCorrector
 from .local import LocalCorrector
-from .openai import OpenAICorrector
+from .openai.corrector import OpenAICorrector
 
 NAMES = ("expert", "openai", "azure", "local", "recorded", "none")
 

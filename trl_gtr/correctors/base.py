@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 
-from ..safe_text import printable
+from ..responses.safe_text import printable
 from ..types import Correction, CorrectionRequest, Usage
 
 FailureKind = Literal[

@@ -18,10 +18,9 @@ from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from ..cancellation import Cancellation
-from ..files import HALF_CHARACTER
-from ..safe_text import one_line, printable, storable
-from ..types import Correction, CorrectionRequest, Usage
+from ..responses.safe_text import one_line, printable, storable
+from ..storage.files import HALF_CHARACTER
+from ..types import Cancellation, Correction, CorrectionRequest, Usage
 from . import recorded_answers
 from .base import (
     FALLBACK,

@@ -17,8 +17,8 @@ import numpy as np
 
 from ..types import Correction, CorrectionRequest, Generation, Usage
 from .base import failed, failure_kind
-from .chat import Reply
-from .conversation import Conversation
+from .openai.chat import Reply
+from .openai.conversation import Conversation
 from .questions import VERSION
 
 logger = logging.getLogger(__name__)
@@ -55,8 +55,8 @@ class LocalCorrector:
         # torch and transformers are imported here: the other correctors need neither.
         import torch
 
-        from ..models import load_policy
-        from ..policy import VLMPolicy
+        from ..policy.loading import load_policy
+        from ..policy.scoring import VLMPolicy
 
         if isinstance(model, str | os.PathLike):
             name = os.fspath(model)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..safe_text import storable
+from ..responses.safe_text import storable
 from ..types import CorrectionRequest
 
 VERSION = 1

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import gymnasium as gym
 
-from .blackjack import BlackjackEnv
-from .ezpoints import EZPointsEnv
-from .number_line import NumberLineEnv
-from .points24 import Points24Env
-from .text_observation import TextObservation
+from .cards.blackjack import BlackjackEnv
+from .cards.ezpoints import EZPointsEnv
+from .cards.number_line import NumberLineEnv
+from .cards.points24 import Points24Env
+from .cards.text_observation import TextObservation
 
 __all__ = ["BlackjackEnv", "EZPointsEnv", "NumberLineEnv", "Points24Env", "TextObservation"]
 
 _ENTRY_POINTS = {
-    "gym_cards/Points24-v0": "trl_gtr.environments.points24:Points24Env",
-    "gym_cards/EZPoints-v0": "trl_gtr.environments.ezpoints:EZPointsEnv",
-    "gym_cards/NumberLine-v0": "trl_gtr.environments.number_line:NumberLineEnv",
-    "gym_cards/Blackjack-v0": "trl_gtr.environments.blackjack:BlackjackEnv",
+    "gym_cards/Points24-v0": "trl_gtr.environments.cards.points24:Points24Env",
+    "gym_cards/EZPoints-v0": "trl_gtr.environments.cards.ezpoints:EZPointsEnv",
+    "gym_cards/NumberLine-v0": "trl_gtr.environments.cards.number_line:NumberLineEnv",
+    "gym_cards/Blackjack-v0": "trl_gtr.environments.cards.blackjack:BlackjackEnv",
 }
 
 for _id, _entry_point in _ENTRY_POINTS.items():

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..files import written_whole
-from ..safe_text import storable
+from ..responses.safe_text import storable
+from ..storage.files import written_whole
 from .runs import groups, read_runs
 
 MAX_BYTES = 10_000_000

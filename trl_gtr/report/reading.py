@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..safe_text import one_line
+from ..responses.safe_text import one_line
 
 logger = logging.getLogger(__name__)
 

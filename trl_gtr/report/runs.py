@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..safe_text import storable
+from ..responses.safe_text import storable
 from .reading import RunFiles, checked_card
 
 _SEED_FOLDER = re.compile(r"seed[-_]?\d+")

@@ -11,11 +11,11 @@ from .base import Rubric, Task, Tool
 
 # name → module and function in it; imported on first use, so that one task's needs burden no other
 TASKS = {
-    "points24": ("points", "points24"),
-    "ezpoints": ("points", "ezpoints"),
+    "points24": ("points.task", "points24"),
+    "ezpoints": ("points.task", "ezpoints"),
     "number_line": ("number_line", "NumberLineTask"),
     "blackjack": ("blackjack", "BlackjackTask"),
-    "alfworld": ("alfworld", "ALFWorldTask"),
+    "alfworld": ("alfworld.task", "ALFWorldTask"),
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import gymnasium as gym
 import numpy as np
 
-from ..thought_format import ThoughtFormat
+from ..responses.format import ThoughtFormat
 from ..types import Response, Transition
 
 

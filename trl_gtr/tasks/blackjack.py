@@ -13,9 +13,9 @@ from typing import Any
 import gymnasium as gym
 
 from .. import environments  # noqa: F401  registers the games
-from ..thought_format import Field, ThoughtFormat
+from ..responses.action_text import from_thoughts, match_action
+from ..responses.format import Field, ThoughtFormat
 from ..types import Response, Transition
-from .action_text import from_thoughts, match_action
 from .base import Rubric, Tool, contradicts
 from .choices import CHOSEN, NOT_CHOSEN, SENTENCE, mentions, settle
 from .wrappers import InfoCopies

@@ -7,7 +7,7 @@ from typing import Any, SupportsFloat
 
 import gymnasium as gym
 
-from .points_rules import PointsRules
+from .points.rules import PointsRules
 
 _SUITS = "HSDC"
 

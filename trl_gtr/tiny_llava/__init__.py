@@ -50,7 +50,7 @@ def path(name: str = "tiny") -> Path:
 
 def load(name: str = "tiny", **model_kwargs: Any) -> tuple[Any, Any]:
     """A shipped model, in float32 unless told otherwise, and its processor."""
-    from ..models import load_policy
+    from ..policy.loading import load_policy
 
     return load_policy(name, **model_kwargs)
 

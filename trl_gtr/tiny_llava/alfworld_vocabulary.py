@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from itertools import product
 
-from ..tasks import alfworld_prompt as words, make_task
-from ..tasks.alfworld_words import PLACES, THINGS
+from ..tasks import make_task
+from ..tasks.alfworld import prompt as words
+from ..tasks.alfworld.words import PLACES, THINGS
 from .vocabulary import BLANK
 
 NUMBERS = tuple(f" {number}" for number in range(1, 13))

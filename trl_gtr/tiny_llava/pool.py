@@ -16,9 +16,9 @@ import random
 from collections.abc import Iterator
 from itertools import combinations_with_replacement
 
-from ..environments import arithmetic
 from ..environments.alfworld.generator import SEEDS
 from ..environments.alfworld.rooms import LAYOUTS, UNSEEN_LAYOUTS
+from ..environments.cards import arithmetic
 
 POOL_SIZE, UNSEEN_SIZE, SEED = 64, 120, 24
 Hands = list[list[str]]

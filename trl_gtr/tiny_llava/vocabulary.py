@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..tasks import Task, blackjack, make_task, number_line, points_thoughts
+from ..tasks import Task, blackjack, make_task, number_line
+from ..tasks.points import thoughts as points_thoughts
 
 GAMES = ("points24", "ezpoints", "number_line", "blackjack")
 BLANK = "987654321"

@@ -1,0 +1,70 @@
+import io
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from trl_gtr.evaluation.comparison import (
+    comparison_markdown,
+    comparison_table,
+    curve,
+    draw_curves,
+    interval,
+    largest_fall,
+    summary,
+)
+
+
+def run(arm: str, seed: int, success: list[float], end: float) -> dict:
+    log = [{"start_pool_success": 0.25, "start_pool_true_thoughts": 0.5}]
+    for value in success:
+        log.append(
+            {
+                "episode/success": value,
+                "thoughts/true": value / 2,
+                "thoughts/reading": 1.0,
+                "thoughts/distinct_4": 0.3,
+            }
+        )
+    log.append({"end_pool_success": end, "end_pool_true_thoughts": 0.75})
+    return {"arm": arm, "seed": seed, "log": log}
+
+
+RUNS = [run("gtr", 0, [0.2, 0.6, 0.5, 0.7], 0.8), run("gtr", 1, [0.2, 0.4, 0.6, 0.8], 0.9), run("ppo", 0, [0.5], 0.4)]
+
+
+def test_summary_has_evaluations_and_the_end_of_training() -> None:
+    row = summary(RUNS[0])
+    assert row["start pool success"] == 0.25
+    assert row["end pool success"] == 0.8
+    assert row["sampled success"] == pytest.approx((0.6 + 0.5 + 0.7) / 3)
+    assert row["sampled true thoughts"] == pytest.approx(row["sampled success"] / 2)
+
+
+def test_largest_fall_looks_at_neighbouring_updates() -> None:
+    assert largest_fall(RUNS[0]) == pytest.approx(0.1)
+    assert largest_fall(RUNS[1]) == 0.0
+    assert largest_fall(RUNS[2]) == 0.0  # one update can't fall
+
+
+def test_interval_is_students() -> None:
+    values = [0.8, 0.9, 0.7, 0.85, 0.75]
+    half = 2.776 * np.std(values, ddof=1) / np.sqrt(5)
+    assert interval(values) == f"0.800 ± {half:.3f}"
+    assert interval([0.5, 0.25]) == "0.500, 0.250"
+
+
+def test_table_and_figure(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(comparison_table(RUNS, "a study"))
+    text = console.export_text()
+    for words in ("gtr", "0.25 → 0.800, 0.900", "0.10", "+0.55"):
+        assert words in text
+    header, _, gtr, ppo = comparison_markdown(RUNS).splitlines()
+    assert header.startswith("| arm | seeds | pool success | pool true thoughts | sampled success |")
+    assert gtr.startswith("| gtr | 2 | 0.25 → 0.800, 0.900 |")
+    assert "| 0.50 → 0.750, 0.750 |" in gtr
+    assert ppo.endswith("| 0.00 | +0.15 |")
+    draw_curves(RUNS, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert list(curve(RUNS[2], "episode/success")) == [0.5]

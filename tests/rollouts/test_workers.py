@@ -1,0 +1,440 @@
+"""Environments in worker processes: like gymnasium's own vector environment, and hard to kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from counter_env import Counter, CounterTask, Housed, make
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from paths import TESTS
+
+from trl_gtr.distributed.means import Means
+from trl_gtr.evaluation.evaluate import evaluate_agent
+from trl_gtr.rollouts.collector import RolloutCollector, unpack_infos
+from trl_gtr.rollouts.workers import WorkerLost, WorkerVectorEnv
+from trl_gtr.runs.rollout_metrics import count_rollout
+from trl_gtr.storage.plain_data import decode, encode
+from trl_gtr.types import Generation, Rollout
+
+
+def same(first: Any, second: Any) -> bool:
+    if isinstance(first, dict):
+        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
+    if isinstance(first, np.ndarray) and first.dtype == object:
+        return all(same(one, other) for one, other in zip(first, second, strict=True))
+    return bool(np.array_equal(first, second)) if isinstance(first, np.ndarray) else first == second
+
+
+@pytest.mark.parametrize("recycle_after", [None, 2])
+def test_like_a_sync_vector_env(recycle_after: int | None) -> None:
+    """Resets, steps and infos are those of gymnasium, also where workers are replaced by new ones every 2 episodes."""
+    reference = SyncVectorEnv([make] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs = WorkerVectorEnv(make, 2, recycle_after=recycle_after)
+    try:
+        assert envs.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
+        assert (envs.single_action_space, envs.observation_space) == (
+            reference.single_action_space,
+            reference.observation_space,
+        )
+        pids = {worker.pid for worker in envs.workers}
+        for one, other in zip(reference.reset(seed=[3, 7]), envs.reset(seed=[3, 7]), strict=True):
+            assert same(one, other)
+        ends = 0
+        for _ in range(12):
+            expected, found = reference.step(["go"] * 2), envs.step(["go"] * 2)
+            assert all(same(one, other) for one, other in zip(expected, found, strict=True))
+            ends += int(found[2].sum())
+        assert ends >= 6
+        assert envs.lost_episodes == 0
+        assert (pids == {worker.pid for worker in envs.workers}) == (recycle_after is None)
+        assert envs.call("count") == reference.call("count")
+    finally:
+        envs.close()
+
+
+def test_a_lost_worker_costs_one_episode() -> None:
+    envs = WorkerVectorEnv(make, 2, step_timeout=3.0)
+    try:
+        envs.reset(seed=0)
+        for lost, (action, reason) in enumerate((("die", "code -9"), ("hang", "no answer"), ("raise", "on purpose"))):
+            before = envs.step(["go", "go"])[0]
+            assert envs.lost_episodes == lost
+            with pytest.warns(UserWarning, match=reason):
+                observations, rewards, terminated, truncated, infos = envs.step([action, "go"])
+            assert (rewards[0], terminated[0], truncated[0], truncated[1]) == (0.0, False, True, False)
+            assert rewards[1] > 0
+            final = unpack_infos(infos, 2)[0]["final_info"]
+            assert final["worker_lost"]
+            assert final["inner"] == {"count": 1}  # the last that was known
+            assert infos["final_obs"][0].tolist() == before[0].tolist() == [1, final["target"]]
+            assert observations[0][0] == 0  # a new episode has begun
+            assert "worker_lost" not in infos
+        assert envs.lost_episodes == 3
+        with pytest.raises(RuntimeError, match="lost 3 times"):
+            fail_often(envs)
+    finally:
+        envs.close()
+
+
+def fail_often(envs: WorkerVectorEnv) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(3):
+            envs.step(["raise", "go"])
+
+
+def test_an_environment_that_can_not_be_made_is_told() -> None:
+    def broken() -> gym.Env:
+        raise ValueError("there is no such game")
+
+    with pytest.raises(WorkerLost, match="there is no such game"):
+        WorkerVectorEnv(broken, 2)
+
+
+def test_states_are_saved_and_restored() -> None:
+    envs, others = WorkerVectorEnv(make, 2), WorkerVectorEnv(make, 2)
+    try:
+        envs.reset(seed=5)
+        envs.step(["go", "go"])
+        others.reset(seed=9)
+        others.set_states(decode(json.loads(json.dumps(encode(envs.get_states())))))
+        for _ in range(6):
+            assert all(
+                same(one, other) for one, other in zip(envs.step(["go"] * 2), others.step(["go"] * 2), strict=True)
+            )
+        with pytest.raises(ValueError, match="1 states for 2 environments"):
+            others.set_states(envs.get_states()[:1])
+    finally:
+        envs.close()
+        others.close()
+
+
+def test_a_worker_lost_between_steps_costs_one_episode_here_and_where_its_state_goes() -> None:
+    envs, others = WorkerVectorEnv(make, 2), WorkerVectorEnv(make, 2)
+    try:
+        envs.reset(seed=5)
+        others.reset(seed=9)
+        before = envs.step(["go", "go"])[0]
+        envs.workers[0].kill()
+        states = decode(json.loads(json.dumps(encode(envs.get_states()))))
+        os.kill(others.workers[1].pid, signal.SIGKILL)
+        others.set_states(states)  # and a worker that is lost there is replaced
+        for each in (envs, others):
+            with pytest.warns(UserWarning, match="environment 0 is replaced"):
+                observations, _, _, truncated, infos = each.step(["go", "go"])
+            assert truncated.tolist() == [True, False]
+            assert infos["final_obs"][0].tolist() == before[0].tolist()
+            assert observations[1][0] == 2
+        # The new episode is the same one too.
+        assert all(map(same, envs.step(["go", "go"]), others.step(["go", "go"])))
+    finally:
+        envs.close()
+        others.close()
+
+
+class Forgetful(Counter):
+    """Can't be pickled, and counts episodes: another copy can't know how many there were."""
+
+    episodes = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("not me")
+
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        self.episodes += 1
+        observation, info = super().reset(**kwargs)
+        return observation, {**info, "episodes": self.episodes}
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_environments_that_can_not_be_restored_are_kept(pickled: bool) -> None:
+    def make_forgetful() -> gym.Env:
+        return Forgetful()
+
+    envs = WorkerVectorEnv(make_forgetful, 1, recycle_after=2, pickle_environments=pickled)
+    try:
+        envs.reset(seed=0)
+        pid = envs.workers[0].pid
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in range(12):
+                envs.step(["go"])
+        assert ["no longer recycled" in str(each.message) for each in said] == [True]
+        assert ("not me" if pickled else "gave another start") in str(said[0].message)
+        assert (envs.workers[0].pid, envs.lost_episodes) == (pid, 0)
+    finally:
+        envs.close()
+
+
+def test_what_can_not_be_played_again_is_refused_in_one_line() -> None:
+    envs = WorkerVectorEnv(make, 1)
+    try:
+        envs.reset(seed=0)
+        (state,) = envs.get_states()
+        state["environment"]["outcome"]["info"] = "another"
+        with pytest.raises(ValueError, match=r"the episode of <Counter.*gave another info"):
+            envs.set_states([state])
+        envs.set_states([state], exact=False)
+        assert envs.step(["go"])[0].tolist()[0][0] == 1
+    finally:
+        envs.close()
+
+
+def test_signals_to_the_run_leave_its_workers_alone() -> None:
+    envs = WorkerVectorEnv(make, 1)
+    try:
+        envs.reset(seed=0)
+        pid = envs.workers[0].pid
+        assert os.getpgid(pid) != os.getpgid(0)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            os.kill(pid, number)
+        envs.step(["go"])
+        assert (envs.workers[0].pid, envs.lost_episodes) == (pid, 0)
+    finally:
+        envs.close()
+
+
+def running(pid: int) -> bool:
+    """Is there such a process, and is it more than a zombie?"""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def gone(pids: list[int], seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while any(map(running, pids)) and time.monotonic() < end:
+        time.sleep(0.1)
+    return not any(map(running, pids))
+
+
+def test_workers_end_when_they_are_closed() -> None:
+    envs = WorkerVectorEnv(make, 2)
+    pids = [worker.pid for worker in envs.workers]
+    assert all(map(running, pids))
+    envs.close()
+    assert gone(pids, 1.0)
+
+
+@pytest.mark.parametrize("action", ["go", "hang"])
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path, action: str) -> None:
+    """Also in the middle of a step that never comes back. The script has no `if __name__ == "__main__"`: no worker
+    imports it."""
+    script = tmp_path / "run.py"
+    tests = TESTS
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(tests)!r})\n"
+        "from counter_env import make\n"
+        "from trl_gtr.rollouts.workers import WorkerVectorEnv\n"
+        "envs = WorkerVectorEnv(make, 2)\n"
+        "envs.reset(seed=0)\n"
+        "print(*(worker.pid for worker in envs.workers), flush=True)\n"
+        f"envs.step(['{action}', '{action}'])\n"
+        "import time; time.sleep(600)\n"
+    )
+    parent = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    assert len(pids) == 2
+    time.sleep(0.5)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert gone(pids)
+
+
+def told(log: Path, event: str) -> list[int]:
+    """The processes that `Housed` environments have started, or closed."""
+    lines = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
+    return [int(pid) for what, pid in lines if what == event]
+
+
+def test_an_environment_is_closed_with_its_worker(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    envs = WorkerVectorEnv(lambda: Housed(str(log)), 2, pickle_environments=True)
+    try:
+        envs.reset(seed=0)
+        envs.set_states(envs.get_states())  # takes the place of the old ones
+        assert sorted(told(log, "closed")) == sorted(told(log, "started"))
+        envs.reset(seed=0)
+    finally:
+        envs.close()
+    assert len(told(log, "started")) == 4
+    assert sorted(told(log, "closed")) == sorted(told(log, "started"))
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("action", ["go", "hang"])
+def test_what_an_environment_has_started_ends_when_the_run_is_killed(
+    tmp_path: Path, action: str, ending: signal.Signals
+) -> None:
+    log = tmp_path / "log"
+    script = (
+        f"import sys, time; sys.path.insert(0, {str(TESTS)!r})\n"
+        "from counter_env import Housed\n"
+        "from trl_gtr.rollouts.workers import WorkerVectorEnv\n"
+        f"envs = WorkerVectorEnv(lambda: Housed({str(log)!r}), 2)\n"
+        "envs.reset(seed=0)\n"
+        "print('ready', flush=True)\n"
+        f"envs.step(['{action}', '{action}'])\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "ready\n"
+        parent.send_signal(ending)
+    assert len(told(log, "started")) == 2
+    assert gone(told(log, "started"), 20.0)
+
+
+@pytest.mark.parametrize(("action", "reason"), [("hang", "no answer"), ("die", "code -9")])
+def test_what_a_lost_environment_has_started_ends_with_it(tmp_path: Path, action: str, reason: str) -> None:
+    log = tmp_path / "log"
+    envs = WorkerVectorEnv(lambda: Housed(str(log)), 1, step_timeout=3.0)
+    try:
+        envs.reset(seed=0)
+        with pytest.warns(UserWarning, match=reason):
+            envs.step([action])
+        assert gone(told(log, "started")[:1])
+    finally:
+        envs.close()
+
+
+def test_a_close_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trl_gtr.rollouts.workers.PATIENCE", 1.0)
+
+    class Stubborn(Counter):
+        def close(self) -> None:
+            time.sleep(600)
+
+    envs = WorkerVectorEnv(Stubborn, 1)
+    pids = [worker.pid for worker in envs.workers]
+    envs.close()
+    assert gone(pids, 1.0)
+
+
+def test_workers_do_not_load_torch() -> None:
+    def loaded() -> gym.Env:
+        env = Counter()
+        env.torch = "torch" in sys.modules  # type: ignore[attr-defined]
+        return env
+
+    envs = WorkerVectorEnv(loaded, 1)
+    try:
+        assert envs.call("torch") == (False,)
+    finally:
+        envs.close()
+
+
+@pytest.mark.parametrize("arguments", [(0, {}), (1, {"recycle_after": 0})])
+def test_what_makes_no_sense_is_refused(arguments: tuple[int, dict[str, Any]]) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        WorkerVectorEnv(make, arguments[0], **arguments[1])
+
+
+# -- in a run --------------------------------------------------------------------------------------------------------
+
+
+def says(action: str = "go") -> Any:
+    text = f'{{"action": "{action}"}}'
+    return lambda prompts, images: [Generation(np.zeros(1, np.int64), text) for _ in prompts]
+
+
+def played(rollout: Rollout) -> list[Any]:
+    return [(t.env_index, t.prompt, t.reward, t.terminated, t.info, t.final_info) for t in rollout.transitions]
+
+
+def test_a_collector_plays_the_same_in_processes() -> None:
+    """Up to a checkpoint and on from it; the wrapper under which an unreadable response costs a step goes along."""
+    here = RolloutCollector(CounterTask("sync"), says(), num_envs=2, seed=1)  # type: ignore[arg-type]
+    task = CounterTask()
+    there, later = (
+        RolloutCollector(task, says(), num_envs=2, seed=seed, invalid_action="penalty")  # type: ignore[arg-type]
+        for seed in (1, 2)
+    )
+    try:
+        assert played(here.collect(5)) == played(there.collect(5))
+        later.load_state_dict(there.state_dict())
+        expected = here.collect(5)
+        assert played(expected) == played(later.collect(5))
+        assert len(expected.episodes) > 2
+    finally:
+        there.close()
+        later.close()
+
+
+def test_a_lost_episode_is_counted_and_no_failure() -> None:
+    task = CounterTask()
+    collector = RolloutCollector(task, says(), num_envs=2)  # type: ignore[arg-type]
+    try:
+        collector.collect(1)
+        os.kill(collector.envs.workers[0].pid, signal.SIGKILL)  # type: ignore[union-attr]
+        with pytest.warns(UserWarning, match="its episode lost"):
+            rollout = collector.collect(6)
+    finally:
+        collector.close()
+    lost = next(t for t in rollout.transitions if t.env_index == 0)
+    assert (lost.reward, lost.truncated, lost.bootstrap) == (0.0, True, True)
+    means = Means()
+    count_rollout(rollout, task, means)
+    metrics = means.reduce()
+    assert metrics["episode/worker_lost"] == pytest.approx(1 / len(rollout.episodes))
+    assert metrics["episode/success"] == 1.0
+
+
+class Careless:
+    """Kills every worker once, in its first episode."""
+
+    def __init__(self, action: str, times: int) -> None:
+        self.action, self.left = action, times
+
+    def respond(self, prompts: list[str], images: list[Any], infos: Any) -> list[str]:
+        answers = []
+        for prompt in prompts:
+            careless = self.left > 0 and prompt.startswith("1 ")
+            self.left -= careless
+            answers.append(f'{{"action": "{self.action if careless else "go"}"}}')
+        return answers
+
+
+def test_an_evaluation_is_the_same_in_processes() -> None:
+    """Also where workers are lost: their episodes are played again."""
+    reports = [
+        evaluate_agent(Careless("raise", times), CounterTask(where), 4, num_envs=2)  # type: ignore[arg-type]
+        for where, times in (("sync", 0), ("processes", 0))
+    ]
+    with pytest.warns(UserWarning, match="begins anew"):
+        reports.append(evaluate_agent(Careless("die", 2), CounterTask(), 4, num_envs=2))  # type: ignore[arg-type]
+    assert reports[0] == reports[1] == reports[2]
+    by_target = reports[0].extra()
+    assert by_target
+    assert set(by_target) <= {"success_2", "success_3", "success_4"}
+    assert reports[0].metrics()[next(iter(by_target))] == 1.0
+
+
+def test_an_evaluation_that_loses_every_worker_ends() -> None:
+    with pytest.warns(UserWarning, match="begins anew"), pytest.raises(WorkerLost, match="on purpose"):
+        evaluate_agent(Careless("raise", 99), CounterTask(), 1)  # type: ignore[arg-type]
+
+
+def test_what_an_environment_lacks_is_a_value_error() -> None:
+    class Lacking(CounterTask):
+        def make_env(self, *, evaluation: bool = False) -> gym.Env:
+            raise ImportError("pip install something")
+
+    with pytest.raises(ValueError, match=r"^pip install something$"):
+        RolloutCollector(Lacking(), says(), num_envs=1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^pip install something$"):
+        evaluate_agent(Careless("go", 0), Lacking(), 1)  # type: ignore[arg-type]

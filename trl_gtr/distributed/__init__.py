@@ -1,0 +1,1 @@
+"""Several processes, signals, and the bridge to TRL's PPO trainer."""

@@ -1,0 +1,1 @@
+"""Points24, EZPoints, NumberLine and Blackjack, drawn with Pillow."""

@@ -1,0 +1,1 @@
+"""Playing whole episodes with an agent, and comparing the results."""

@@ -1,0 +1,137 @@
+"""Who can be evaluated: a model, one behind an API, the expert, chance."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..correctors.openai import bounded_http
+from ..correctors.openai.chat import MAX_COMPLAINT, NO_COMPLETION, read_reply
+from ..correctors.openai.corrector import data_url
+from ..responses.safe_text import hide_secrets, one_line
+from ..rollouts.collector import Generate
+from ..tasks.base import Task
+
+
+class Agent(Protocol):
+    """Anything that answers prompts and images in text."""
+
+    def respond(
+        self, prompts: list[str], images: list[np.ndarray], infos: Sequence[Mapping[str, Any]]
+    ) -> Sequence[str]: ...
+
+
+class PolicyAgent:
+    """A model: sees prompts and images only."""
+
+    def __init__(self, generate: Generate) -> None:
+        self.generate = generate
+
+    def respond(
+        self, prompts: list[str], images: list[np.ndarray], infos: Sequence[Mapping[str, Any]]
+    ) -> Sequence[str]:
+        return [generation.text for generation in self.generate(prompts, images)]
+
+
+class ExpertAgent:
+    """The task's own expert, which knows the hidden state: the ceiling."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def respond(
+        self, prompts: list[str], images: list[np.ndarray], infos: Sequence[Mapping[str, Any]]
+    ) -> Sequence[str]:
+        answers = [self.task.expert(info) for info in infos]
+        return [answer.text if answer else "" for answer in answers]
+
+
+class RandomAgent:
+    """Any legal action, with no thought: the floor. Every step is a response that names no action."""
+
+    def respond(
+        self, prompts: list[str], images: list[np.ndarray], infos: Sequence[Mapping[str, Any]]
+    ) -> Sequence[str]:
+        return [""] * len(prompts)
+
+
+class NoAnswer(ValueError):
+    """A server gave no answer. Its words are safe to be shown: one line without the key."""
+
+
+class ServedAgent:
+    """A model behind an OpenAI-compatible API, asked with the same prompts and pictures.
+
+    The key comes from OPENAI_API_KEY; a server of one's own may want none. An answer that fails after the client's
+    own retries ends the evaluation with `NoAnswer`: a missing answer must not count as a wrong one.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        temperature: float = 0.0,
+        max_completion_length: int = 512,
+        concurrency: int = 16,
+    ) -> None:
+        try:
+            import openai
+        except ImportError:
+            raise ImportError('ServedAgent needs the openai package: pip install "trl-gtr[openai]"') from None
+        key = os.environ.get("OPENAI_API_KEY") or ("none" if base_url else None)
+        if key is None:
+            raise ValueError(f"{model} needs a key: set OPENAI_API_KEY, or --base_url for a server of your own.")
+        http_client = bounded_http.client(60.0, asynchronous=False)
+        self.client: Any = openai.OpenAI(
+            base_url=base_url, api_key=key, max_retries=4, timeout=60.0, http_client=http_client
+        )
+        self.model, self.temperature, self.max_completion_length = model, temperature, max_completion_length
+        self.concurrency = concurrency
+
+    def respond(
+        self, prompts: list[str], images: list[np.ndarray], infos: Sequence[Mapping[str, Any]]
+    ) -> Sequence[str]:
+        with ThreadPoolExecutor(self.concurrency) as pool:
+            return list(pool.map(self._ask, prompts, images))
+
+    def _ask(self, prompt: str, image: np.ndarray) -> str:
+        import openai
+
+        picture = {"type": "image_url", "image_url": {"url": data_url(image)}}
+        try:
+            response = self.client.chat.completions.with_raw_response.create(
+                model=self.model,
+                messages=[{"role": "user", "content": [picture, {"type": "text", "text": prompt}]}],
+                temperature=self.temperature,
+                max_completion_tokens=self.max_completion_length,
+            )
+        except openai.OpenAIError as error:
+            raise NoAnswer(self._no_answer(error)) from None
+        reply, _ = read_reply(response.http_response.content.decode(errors="replace"))
+        if reply.problem == NO_COMPLETION:
+            raise NoAnswer(f"{self.model} gave no answer: {reply.problem}. Is --base_url right?")
+        return reply.content
+
+    def _no_answer(self, error: Exception) -> str:
+        """Why there is none, in the server's words if it has any."""
+        import openai
+
+        was_cut = False
+        if isinstance(error, openai.APIStatusError):
+            words, was_cut = str(error), len(error.response.content) >= bounded_http.MAX_ERROR_BODY
+            if 300 <= error.status_code < 400:
+                words = (
+                    f"HTTP {error.status_code}: the server redirects to another address; make --base_url the final one"
+                )
+        elif isinstance(error.__cause__, bounded_http.UnreadableBody):
+            words = str(error.__cause__)
+        else:  # what the HTTP library says may quote a key that no header can hold
+            words = f"{error} ({type(error.__cause__ or error).__name__})"
+        # The key goes first: half of one, where the words are cut, would not be found.
+        words = hide_secrets(words, [self.client.api_key], was_cut=was_cut)
+        return f"{self.model} gave no answer: {one_line(words, MAX_COMPLAINT)}"

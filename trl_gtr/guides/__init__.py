@@ -1,0 +1,1 @@
+"""Who teaches thoughts: labels from corrections, the DAgger buffer, data for supervised fine-tuning."""

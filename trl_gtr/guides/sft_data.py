@@ -1,0 +1,203 @@
+"""Data for supervised fine-tuning: expert play, LLaVA-format files, and the corrections of a run, all in one form.
+
+Every row has `images` (one picture) and `messages`: the user's turn with image and prompt, and the assistant's turn
+with the right response. `prompt_and_completion` turns that into the columns for which TRL's `SFTTrainer` learns the
+response alone.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset, Features, Image, List, Value
+from PIL import Image as PILImage
+
+from ..policy.special_text import SpecialText
+from ..tasks.base import Task
+from .buffer import CorrectionBuffer
+
+Row = dict[str, Any]
+
+_PART = {"type": Value("string"), "text": Value("string")}
+_MESSAGES = List({"role": Value("string"), "content": List(_PART)})
+FEATURES = Features({"images": List(Image()), "messages": _MESSAGES})
+_ROLES = {"human": "user", "gpt": "assistant"}
+_IMAGE_TAG = "<image>"
+
+
+def make_sft_dataset(
+    task: Task, n: int, seed: int = 0, *, exploration: float = 0.15, image_size: int | None = None
+) -> Dataset:
+    """`n` states of a task with the expert's responses.
+
+    The expert plays, but a share of its steps are random instead: so the data also shows how to go on from a wrong
+    step. States in which there is nothing right to say (an unsolvable deal, a dead end) are left out.
+
+    Args:
+        task: What is played; its `expert` must know an answer.
+        n: How many rows.
+        seed: The same seed gives the same rows.
+        exploration: The share of steps that take a random legal action.
+        image_size: Store the pictures in this width and height instead of the game's own: a model that scales them
+            down to it anyhow sees the same, and learning takes less time.
+    """
+    if n < 1:
+        raise ValueError(f"An SFT data set needs at least one row: n={n}.")
+    if not 0 <= exploration < 1:
+        raise ValueError(f"exploration={exploration} must be a share of the steps, from 0 to less than 1.")
+    states = _expert_states(task, np.random.default_rng(seed), exploration)
+    return _dataset(sft_row(_scaled(image, image_size), *words) for image, *words in islice(states, n))
+
+
+def _expert_states(task: Task, rng: np.random.Generator, exploration: float) -> Iterator[tuple[np.ndarray, str, str]]:
+    """Picture, prompt and the expert's response, without end."""
+    env = task.make_env(evaluation=True)
+    deals_without_answer = 0
+    while True:
+        observation, info = env.reset(seed=int(rng.integers(2**31)))
+        ended, steps = False, 0
+        while not ended and (response := task.expert(info)) is not None:
+            yield observation, task.prompt(observation, info), response.text
+            action = task.to_env_action(response, info)
+            if rng.random() < exploration:
+                legal = task.legal_actions(info)
+                wild = task.format.parse(task.format.render(response.fields, legal[int(rng.integers(len(legal)))]))
+                action = task.to_env_action(wild, info)
+            observation, _, terminated, truncated, info = env.step(action)
+            ended, steps = terminated or truncated, steps + 1
+        deals_without_answer = 0 if steps else deals_without_answer + 1
+        if deals_without_answer > 1000:
+            raise ValueError(f"The expert of task {task.name!r} had no answer in 1000 deals: no data can be made.")
+
+
+def sft_row(image: Any, prompt: str, response: str) -> Row:
+    """One row. `image` is uint8 (height, width, 3), or whatever the `Image` feature of `datasets` takes."""
+    user = [{"type": "image", "text": None}, {"type": "text", "text": prompt}]
+    messages = [
+        {"role": "user", "content": user},
+        {"role": "assistant", "content": [{"type": "text", "text": response}]},
+    ]
+    return {"images": [_png(image) if isinstance(image, np.ndarray) else image], "messages": messages}
+
+
+def prompt_and_completion(dataset: Dataset, processor: Any = None) -> Dataset:
+    """The last message as `completion`, all before it as `prompt`: `SFTTrainer` then learns the completion only.
+
+    (Its `assistant_only_loss` is not there for vision data yet.) With the `processor` of the model that is to learn,
+    what spells one of its special tokens in a text is broken up ("< image>"): it would be taken for the token.
+    """
+    messages = dataset["messages"]
+    if processor is not None:
+        plain = SpecialText(processor).broken_up
+        messages = [[_with_text(message, plain) for message in conversation] for conversation in messages]
+    columns = {
+        "prompt": [conversation[:-1] for conversation in messages],
+        "completion": [conversation[-1:] for conversation in messages],
+    }
+    dataset = dataset.remove_columns("messages")
+    for name, values in columns.items():
+        dataset = dataset.add_column(name, values, feature=_MESSAGES)
+    return dataset
+
+
+def _with_text(message: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    parts = [{**part, "text": None if part["text"] is None else change(part["text"])} for part in message["content"]]
+    return {**message, "content": parts}
+
+
+def corrections_dataset(buffer: CorrectionBuffer, processor: Any) -> Dataset:
+    """The right responses that a run's corrector has taught so far, ready for `SFTTrainer`.
+
+    Thoughts for which nobody knew an action are left out: they are no whole response. What spells a special token in a
+    prompt or a response is broken up ("< image>"), for `SFTTrainer` would take it for the token.
+    """
+    tokenizer, plain = processor.tokenizer, SpecialText(processor).broken_up
+    rows = [
+        sft_row(
+            sample.image,
+            plain(sample.prompt),
+            plain(tokenizer.decode(sample.target_ids, skip_special_tokens=True)),
+        )
+        for sample in buffer.samples()
+        if sample.target_ids[-1] == tokenizer.eos_token_id
+    ]
+    if not rows:
+        raise ValueError("There are no corrections yet: train first, with a corrector.")
+    return _dataset(rows)
+
+
+def read_llava_json(json_path: str | os.PathLike[str], image_folder: str | os.PathLike[str]) -> Dataset:
+    """A data set from LLaVA's SFT format, as in the data release of RL4VLM.
+
+    The file is a list of `{"id", "image", "conversations": [{"from": "human", "value": "<image>\\n..."}, {"from":
+    "gpt", "value": ...}]}`; `image` is a path inside `image_folder`. Every entry is checked: a `ValueError` names the
+    first one that is wrong and says what is wrong with it.
+    """
+    try:
+        entries = json.loads(Path(json_path).read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{json_path} is no JSON file: {error}.") from error
+    if not isinstance(entries, list) or not entries:
+        raise ValueError(f"{json_path} must hold a list of conversations with at least one entry.")
+    return _dataset([_llava_row(entry, index, Path(image_folder)) for index, entry in enumerate(entries)])
+
+
+def _llava_row(entry: Any, index: int, folder: Path) -> Row:
+    name = f"Entry {index}" + (f" (id {entry['id']!r})" if isinstance(entry, Mapping) and "id" in entry else "")
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("image"), str):
+        raise ValueError(f'{name}: "image" must name the picture\'s file.')
+    image = (folder / entry["image"]).resolve()
+    if not image.is_relative_to(folder.resolve()):
+        raise ValueError(f"{name}: the image {entry['image']!r} lies outside of {folder}.")
+    if not image.is_file():
+        raise ValueError(f"{name}: there is no image {entry['image']!r} in {folder}.")
+    turns = entry.get("conversations")
+    if not isinstance(turns, list) or not turns:
+        raise ValueError(f'{name}: "conversations" must be a list of turns.')
+    messages = [_llava_message(turn, place, name) for place, turn in enumerate(turns)]
+    if len(messages) % 2:
+        raise ValueError(f'{name}: the conversation must end with a turn from "gpt".')
+    pictures = sum(part["type"] == "image" for message in messages for part in message["content"])
+    if pictures != 1:
+        raise ValueError(f"{name}: {pictures} {_IMAGE_TAG} tags in the human's turns, where one image needs one.")
+    return {"images": [str(image)], "messages": messages}
+
+
+def _llava_message(turn: Any, place: int, name: str) -> dict[str, Any]:
+    expected = ("human", "gpt")[place % 2]
+    if not isinstance(turn, Mapping) or turn.get("from") != expected:
+        role = turn.get("from") if isinstance(turn, Mapping) else turn
+        raise ValueError(f'{name}: turn {place} must be from "{expected}", not from {role!r}.')
+    text = turn.get("value")
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f'{name}: turn {place} has no text in "value".')
+    if expected == "gpt":
+        return {"role": "assistant", "content": [{"type": "text", "text": text}]}
+    content: list[dict[str, str | None]] = [{"type": "image", "text": None}] * text.count(_IMAGE_TAG)
+    content.append({"type": "text", "text": text.replace(_IMAGE_TAG, "").strip()})
+    return {"role": "user", "content": content}
+
+
+def _dataset(rows: Iterable[Row]) -> Dataset:
+    return Dataset.from_list(list(rows), features=FEATURES)
+
+
+def _scaled(image: np.ndarray, size: int | None) -> np.ndarray:
+    """Scaled as the image processors of CLIP and LLaVA do it."""
+    if size is None:
+        return image
+    return np.asarray(PILImage.fromarray(image).resize((size, size), PILImage.Resampling.BICUBIC))
+
+
+def _png(image: np.ndarray) -> dict[str, Any]:
+    """Without loss; pictures of games are flat enough for the quickest compression."""
+    file = io.BytesIO()
+    PILImage.fromarray(image).save(file, "PNG", compress_level=1)
+    return {"bytes": file.getvalue(), "path": None}

@@ -1,0 +1,1 @@
+"""From scored steps to gradients: losses, advantages and the update."""

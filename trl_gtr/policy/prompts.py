@@ -1,0 +1,151 @@
+"""Prompts and images → the model's inputs: chat template, processor, padding, and a bounded cache."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from .loading import chat
+from .special_text import SpecialText
+
+logger = logging.getLogger(__name__)
+
+Features = dict[str, torch.Tensor]
+"""A part of the processor's output for one prompt and image, without padding."""
+PictureKey = tuple[tuple[int, ...], int]
+"""An image's shape and hash."""
+TextKey = tuple[str, tuple[int, ...]]
+"""A prompt and its image's shape, which decides how many image tokens stand in it."""
+
+
+class PromptEncoder:
+    """(prompt, image) → what the model takes, each image and each text processed once as long as the cache holds it.
+
+    The cache keeps an image's features once, whatever is asked about it, and a prompt's tokens once for each size of
+    image. Two rules put them together again just as the processor itself would have, for every family: fill each
+    dimension but the first with zeros up to the largest (LLaVA-NeXT's tiles, Idefics3's sub-images), then concatenate
+    along the first (which also is how Qwen-VL packs patches). Tokens are padded on the left.
+
+    Args:
+        processor: the model's.
+        pad_token_id: what fills `input_ids`.
+        cache_bytes: memory for images and texts; the least recently used go first.
+    """
+
+    def __init__(self, processor: Any, pad_token_id: int, cache_bytes: int):
+        self.processor = processor
+        self.pad_token_id = pad_token_id
+        self.cache_bytes = cache_bytes
+        self._cache: OrderedDict[PictureKey | TextKey, Features] = OrderedDict()
+        self._cached_bytes = 0
+        self._special_text = SpecialText(processor)
+        self._warned = False
+
+    def encode(
+        self, prompts: Sequence[str], images: Sequence[np.ndarray], at_least: int = 0
+    ) -> dict[str, torch.Tensor]:
+        """A left-padded batch of `at_least` so many tokens, on the CPU. Images are uint8, `(height, width, 3)`."""
+        texts, pictures = self._features(prompts, images)
+        batch = {
+            key: pad_and_cat(
+                [text[key] for text in texts], self.pad_token_id if key == "input_ids" else 0, True, at_least
+            )
+            for key in texts[0]
+        }
+        return batch | {key: pad_and_cat([picture[key] for picture in pictures]) for key in pictures[0]}
+
+    def lengths(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> list[int]:
+        """How many tokens each prompt has, those of its image included."""
+        return [text["input_ids"].shape[1] for text in self._features(prompts, images)[0]]
+
+    def _features(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> tuple[list[Features], list[Features]]:
+        """Tokens and image features of each pair, out of the cache or processed now."""
+        pairs = [((prompt, image.shape), _picture(image)) for prompt, image in zip(prompts, images, strict=True)]
+        found = {key: self._cache[key] for pair in pairs for key in pair if key in self._cache}
+        new: dict[tuple[int, ...], list[int]] = {}
+        seen = set(found)
+        for i, pair in enumerate(pairs):
+            if not seen.issuperset(pair):
+                new.setdefault(images[i].shape, []).append(i)
+                seen.update(pair)
+        for group in new.values():
+            processed = self._process([prompts[i] for i in group], [images[i] for i in group])
+            for i, features in zip(group, processed, strict=True):
+                found.update(zip(pairs[i], features, strict=True))
+        for pair in pairs:
+            for key in pair:
+                self._remember(key, found[key])
+        return [found[text] for text, _ in pairs], [found[picture] for _, picture in pairs]
+
+    def _process(self, prompts: list[str], images: list[np.ndarray]) -> list[tuple[Features, Features]]:
+        """Images of one size take the same number of tiles or patches each: one call, cut into equal parts."""
+        batch = self.processor(
+            text=[chat(self.processor, self._plain(prompt)) for prompt in prompts],
+            images=[[image] for image in images],
+            padding=True,
+            return_tensors="pt",
+        )
+        tokens = batch["attention_mask"].bool()
+        processed: list[tuple[Features, Features]] = [({}, {}) for _ in prompts]
+        for key, tensor in batch.items():
+            # clones: a view would keep the whole batch in memory after its neighbours have left the cache
+            for (text, picture), part, kept in zip(processed, tensor.chunk(len(prompts)), tokens, strict=True):
+                if tensor.shape == tokens.shape:
+                    text[key] = part[:, kept]
+                else:
+                    picture[key] = part.clone()
+        return processed
+
+    def _plain(self, prompt: str) -> str:
+        """The prompt without what would become a special token."""
+        plain = self._special_text.broken_up(prompt)
+        if plain != prompt and not self._warned:
+            self._warned = True
+            logger.warning(
+                "A prompt spells a special token of the model. It is shown to it broken up (`<image>` as `< image>`), "
+                "here and in later prompts. The chat template adds the image and all else that the model needs: leave "
+                "special tokens out of `task.prompt`."
+            )
+        return plain
+
+    def _remember(self, key: PictureKey | TextKey, features: Features) -> None:
+        if key not in self._cache:
+            self._cached_bytes += _size(features)
+        self._cache[key] = features
+        self._cache.move_to_end(key)
+        while self._cached_bytes > self.cache_bytes:
+            self._cached_bytes -= _size(self._cache.popitem(last=False)[1])
+
+
+def _picture(image: np.ndarray) -> PictureKey:
+    # Python's own 64-bit hash of bytes: twenty times faster than a cryptographic one, and among a million images the
+    # chance that any two are taken for one is 1 in 30 million
+    return image.shape, hash(image.tobytes())
+
+
+def _size(features: Features) -> int:
+    return sum(tensor.nbytes for tensor in features.values())
+
+
+def pad_and_cat(
+    tensors: Sequence[torch.Tensor], value: float = 0, left: bool = False, at_least: int = 0
+) -> torch.Tensor:
+    """Fill every dimension but the first up to the largest, then concatenate along the first.
+
+    The last dimension gets `at_least` so many places.
+    """
+    largest = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)]
+    largest[-1:] = [max(size, at_least) for size in largest[-1:]]
+    padded = []
+    for tensor in tensors:
+        fill = []  # torch wants the last dimension first
+        for size, target in zip(reversed(tensor.shape[1:]), reversed(largest), strict=True):
+            fill += [target - size, 0] if left else [0, target - size]
+        padded.append(nn.functional.pad(tensor, fill, value=value) if any(fill) else tensor)
+    return torch.cat(padded)

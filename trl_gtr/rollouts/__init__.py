@@ -1,0 +1,1 @@
+"""Playing: the collector, vector environments in this process and in workers, corrections under way."""

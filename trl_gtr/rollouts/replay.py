@@ -1,0 +1,173 @@
+"""Environments that can be saved in mid-episode as plain data: by how the episode began, and the actions since.
+
+`Replayable` remembers both, whatever is below it: wrappers, screens, simulators. `LocalVectorEnv` is gymnasium's
+`SyncVectorEnv` with states; `WorkerVectorEnv` has the same in other processes.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, SupportsFloat
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import concatenate
+
+from ..storage.plain_data import fingerprint
+
+_REHEARSALS = 16
+_REMEDY = (
+    "An episode must be fully determined by its seed and actions: draw random numbers from `self.np_random` only, and "
+    "carry nothing from one episode to the next."
+)
+
+
+class Replayable(gym.Wrapper):
+    """Remembers its episode, so that another copy of the environment can play it again up to here.
+
+    A state is plain data: the seed of the last reset, or where `np_random` stood before it; its options; the actions
+    since; and fingerprints of what came out. An episode must follow from these alone. Where it does not, the
+    fingerprints differ, and `set_state` raises a `ValueError`.
+
+    An environment whose `spec` says `nondeterministic` may show the same state in another picture, with a warning.
+    """
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self._start: dict[str, Any] | None = None
+        self._actions: list[Any] = []
+        self._rewards: list[float] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        start = {"seed": seed, "options": copy.deepcopy(options), "random": self._random() if seed is None else None}
+        self._latest = self.env.reset(seed=seed, options=options)
+        self._start, self._actions, self._rewards = start, [], []
+        self._first = copy.deepcopy(self._latest[1])  # some environments go on changing what they have handed out
+        self._first_fingerprint: str | None = None
+        return self._latest
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        action = copy.deepcopy(action)
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._latest = observation, info
+        self._actions.append(action)
+        self._rewards.append(float(reward))
+        return observation, reward, terminated, truncated, info
+
+    def get_state(self) -> Any:
+        """The episode so far. Costs no more than a look at the latest observation."""
+        if self._start is None:
+            raise ValueError("there is no episode to save: call reset() first")
+        if self._start["seed"] is None and self._start["random"] is None:
+            raise ValueError("`np_random` of the environment is no `numpy.random.Generator`, so it can't be saved")
+        return {**self._start, "actions": list(self._actions), "outcome": self._outcome()}
+
+    def set_state(self, state: Any, exact: bool = True) -> tuple[Any, dict[str, Any]]:
+        """Play an episode again; its latest observation and info.
+
+        Args:
+            exact: Raise where it comes out otherwise than it was. `False` warns and goes on from there, or from the
+                start of a new episode.
+        """
+        if state["random"] is not None:
+            self.env.unwrapped.np_random.bit_generator.state = state["random"]
+        try:
+            self.reset(seed=state["seed"], options=state["options"])
+            for action in state["actions"]:
+                self.step(action)
+        except Exception as error:
+            if exact:
+                raise ValueError(f"{self.env} can't play its episode again: {error!r}. {_REMEDY}") from error
+            warnings.warn(f"{self.env} can't play its episode again and begins a new one: {error!r}", stacklevel=2)
+            return self.reset()
+        outcome = self._outcome()
+        differing = [name for name in outcome if outcome[name] != state["outcome"][name]]
+        if differing:
+            difference = f"Replaying the episode of {self.env} gave another {' and another '.join(differing)}."
+            if exact and not (differing == ["observation"] and self.spec is not None and self.spec.nondeterministic):
+                raise ValueError(f"{difference} {_REMEDY}")
+            warnings.warn(difference, stacklevel=2)
+        return self._latest
+
+    def _random(self) -> dict[str, Any] | None:
+        generator = self.env.unwrapped.np_random
+        return dict(generator.bit_generator.state) if isinstance(generator, np.random.Generator) else None
+
+    def _outcome(self) -> dict[str, str]:
+        observation, info = self._latest
+        if self._first_fingerprint is None:
+            self._first_fingerprint = fingerprint(self._first)
+        return {
+            "start": self._first_fingerprint,
+            "observation": fingerprint(observation),
+            "info": fingerprint(info),
+            "reward": fingerprint(self._rewards),
+        }
+
+
+class Pickled(Replayable):
+    """Saves its environment as a pickle instead. Restoring that executes whatever the pickle says."""
+
+    def get_state(self) -> Any:
+        return cloudpickle.dumps((self.env, self._latest))
+
+    def set_state(self, state: Any, exact: bool = True) -> tuple[Any, dict[str, Any]]:
+        if isinstance(state, dict):  # saved without pickling
+            return super().set_state(state, exact)
+        restored = cloudpickle.loads(state)
+        self.env.close()
+        self.env, self._latest = restored
+        return self._latest
+
+
+def restorable(make_env: Callable[[], gym.Env], pickled: bool = False) -> Replayable:
+    """A new environment with a state to get and to set."""
+    return (Pickled if pickled else Replayable)(make_env())
+
+
+class LocalVectorEnv(SyncVectorEnv):
+    """`num_envs` environments in this process; autoreset in the same step.
+
+    Whether episodes can be played again is tried out beside the run, the first times that states are asked for: an
+    environment that can't be restored is told of then, and not when a run is resumed.
+
+    Args:
+        make_env: Makes one environment.
+        pickle_environments: Save environments as pickles, not by replaying.
+    """
+
+    envs: list[Replayable]  # type: ignore[assignment]
+
+    def __init__(self, make_env: Callable[[], gym.Env], num_envs: int, *, pickle_environments: bool = False) -> None:
+        self._make_env = partial(restorable, make_env, pickle_environments)
+        self._understudy: Replayable | None = None
+        self._rehearsals = 0
+        super().__init__([self._make_env] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    def get_states(self) -> list[Any]:
+        """Every environment in mid-episode, as plain data unless it is pickled."""
+        states = [env.get_state() for env in self.envs]
+        if self._rehearsals < _REHEARSALS:
+            self._understudy = self._understudy or self._make_env()
+            self._understudy.set_state(states[self._rehearsals % self.num_envs])
+            self._rehearsals += 1
+        return states
+
+    def set_states(self, states: Sequence[Any], exact: bool = True) -> tuple[Any, dict[str, Any]]:
+        """Restore them; observations and infos as from `reset`."""
+        infos: dict[str, Any] = {}
+        for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
+            self._env_obs[i], info = env.set_state(state, exact)
+            infos = self._add_info(infos, info, i)
+        self._observations = concatenate(self.single_observation_space, self._env_obs, self._observations)
+        return copy.deepcopy(self._observations), infos
+
+    def close_extras(self, **kwargs: Any) -> None:
+        super().close_extras(**kwargs)
+        if self._understudy is not None:
+            self._understudy.close()

@@ -1,0 +1,392 @@
+"""Environments in worker processes: `WorkerVectorEnv`, with the interface of gymnasium's `SyncVectorEnv`, and
+`WorkerEnv` for a single one.
+
+For environments that are slow, leak memory or may crash. Each lives in a process of its own, which is started afresh
+(it imports neither the training script nor torch), is replaced when it crashes or hangs, and ends with the process
+that started it, however that ends. It closes its environment first; what the environment has started and left ends by
+force. POSIX only.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
+
+from .replay import restorable
+
+_BOOT = "import sys; sys.path[:] = {path!r}; from trl_gtr.rollouts.worker_process import main; main({fd})"
+_MAX_FAILURES = 3
+PATIENCE = 10.0
+"""Seconds that a worker gets to close its environment before it is ended by force."""
+
+
+class WorkerLost(RuntimeError):
+    """A worker has crashed, hung, or its environment has raised an error."""
+
+
+class WorkerFailed(WorkerLost):
+    """The environment has raised an error. The worker lives and takes the next request."""
+
+
+class WorkerRefused(WorkerLost, ValueError):
+    """The environment can't be made, saved or restored: something that it needs is wrong or missing."""
+
+
+class Worker:
+    """One process with one environment. A request is sent, its answer fetched later."""
+
+    def __init__(self, make_env: bytes) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            boot = _BOOT.format(path=[entry or os.getcwd() for entry in sys.path], fd=theirs.fileno())
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", boot],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # a signal to the run's process group is for the run, which needs us to save
+            )
+        self.connection = Connection(ours.detach())
+        self.episodes = 0
+        self._killed = False
+        self.send("make", make_env)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, request: str, *arguments: Any) -> None:
+        # A dead worker is noticed when its answer is fetched.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self.connection.send_bytes(cloudpickle.dumps((request, arguments)))
+
+    def answer(self, timeout: float | None) -> Any:
+        """The answer to the oldest request. Raises `WorkerLost` if none comes in time, or if it is an error."""
+        if self._killed:
+            raise WorkerLost("the process was ended")  # an answer may have come since then, to an older request
+        try:
+            if not self.connection.poll(timeout):
+                raise WorkerLost(f"no answer within {timeout} s")
+            kind, value = cloudpickle.loads(self.connection.recv_bytes())
+        except (EOFError, OSError) as error:  # OSError: in the middle of a message
+            raise WorkerLost(f"the process has ended{self._exit_code()}") from error
+        if kind == "refusal":
+            raise WorkerRefused(value)
+        if kind == "error":
+            raise WorkerFailed(value)
+        return value
+
+    def _exit_code(self) -> str:
+        try:
+            return f" with exit code {self._process.wait(timeout=1)}"
+        except subprocess.TimeoutExpired:
+            return ""
+
+    def kill(self) -> None:
+        """End the process by force, and what its environment has started; whoever asks it next finds it lost."""
+        # It began a session, and so leads a process group. PermissionError: macOS, if all in it have just ended.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._killed = True
+
+    def stop(self, patience: float = 0.0) -> None:
+        """End the process: by closing its connection, whereupon it closes its environment, if it has time; by force if
+        not. What a worker that has crashed leaves behind ends too."""
+        self.connection.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=patience)
+        self.kill()
+        self._process.wait()
+
+
+class WorkerEnv(gym.Env):
+    """One environment in a process of its own. Threads may step several of them at once.
+
+    A worker that crashes, raises or doesn't answer in time raises `WorkerLost`; `reset` then starts a new one.
+
+    Args:
+        make_env: Makes the environment; goes to the worker by cloudpickle.
+        step_timeout, start_timeout: Seconds that a step, and that a start or a reset may take.
+    """
+
+    def __init__(
+        self, make_env: Callable[[], gym.Env], *, step_timeout: float = 120.0, start_timeout: float = 300.0
+    ) -> None:
+        self.step_timeout, self.start_timeout = step_timeout, start_timeout
+        self._make_env = cloudpickle.dumps(make_env)
+        self._worker: Worker | None = None
+
+    def start(self) -> None:
+        """Begin to start a worker, unless there is one; `reset` waits for it."""
+        if self._worker is None:
+            self._worker, self._started = Worker(self._make_env), False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.start()
+        if not self._started:
+            facts = self._answer(self.start_timeout)
+            self.action_space, self.observation_space = facts["action_space"], facts["observation_space"]
+            self.spec, self.metadata, self.render_mode = facts["spec"], facts["metadata"], facts["render_mode"]
+            self._started = True
+        return self._ask(self.start_timeout, "reset", seed, options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        return self._ask(self.step_timeout, "step", action)
+
+    def close(self) -> None:
+        if self._worker is not None:
+            self._worker.stop(PATIENCE)
+            self._worker = None
+
+    def _ask(self, timeout: float, request: str, *arguments: Any) -> Any:
+        if self._worker is None:
+            raise WorkerLost("there is no worker: call reset() first")
+        self._worker.send(request, *arguments)
+        return self._answer(timeout)
+
+    def _answer(self, timeout: float) -> Any:
+        assert self._worker is not None
+        try:
+            return self._worker.answer(timeout)
+        except WorkerLost:
+            self._worker.stop()
+            self._worker = None
+            raise
+
+
+class WorkerVectorEnv(VectorEnv):
+    """`num_envs` environments, each in its own process; autoreset in the same step.
+
+    `reset`, `step` and the infos are those of `SyncVectorEnv(..., autoreset_mode=AutoresetMode.SAME_STEP)`. A worker
+    that crashes, raises or doesn't answer within `step_timeout` is replaced. Its episode is lost: the step is
+    truncated with reward 0, the last known observation, and `info["worker_lost"] = True` in its final info;
+    `lost_episodes` counts them. A worker that is lost three times without a step in between
+    raises, for then the environment itself is broken.
+
+    Args:
+        make_env: Makes one environment; goes to the workers by cloudpickle.
+        num_envs: Number of environments and processes.
+        step_timeout: Seconds that a step with its autoreset may take.
+        start_timeout: Seconds that a start, a reset or the restoring of a state may take.
+        recycle_after: Episodes after which a worker is replaced, its environment going on where it was; bounds the
+            memory of environments that leak. `None`: never. Needs environments that can be restored.
+        pickle_environments: Save and restore environments as pickles, not by replaying.
+    """
+
+    def __init__(
+        self,
+        make_env: Callable[[], gym.Env],
+        num_envs: int,
+        *,
+        step_timeout: float = 120.0,
+        start_timeout: float = 300.0,
+        recycle_after: int | None = 200,
+        pickle_environments: bool = False,
+    ) -> None:
+        if num_envs < 1 or (recycle_after is not None and recycle_after < 1):
+            raise ValueError("num_envs and recycle_after must be at least 1 (recycle_after may be None).")
+        self.num_envs = num_envs
+        self.step_timeout, self.start_timeout, self.recycle_after = step_timeout, start_timeout, recycle_after
+        self.lost_episodes = 0
+        self._make_env = cloudpickle.dumps(partial(restorable, make_env, pickle_environments))
+        self._seeds = [np.random.default_rng() for _ in range(num_envs)]
+        self._failures = [0] * num_envs
+        self.workers = [Worker(self._make_env) for _ in range(num_envs)]
+        try:
+            facts, *_ = [worker.answer(start_timeout) for worker in self.workers]
+        except WorkerLost:
+            self.close()
+            raise
+        self.spec, self.render_mode = facts["spec"], facts["render_mode"]
+        self.metadata = {**facts["metadata"], "autoreset_mode": AutoresetMode.SAME_STEP}
+        self.single_action_space, self.single_observation_space = facts["action_space"], facts["observation_space"]
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self._last: list[tuple[Any, dict[str, Any]]] = [(None, {}) for _ in range(num_envs)]
+
+    # -- VectorEnv -------------------------------------------------------------------------------------------------
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        seeds = [seed + i if isinstance(seed, int) else None for i in range(self.num_envs)]
+        if isinstance(seed, Sequence):
+            seeds = list(seed)
+        if len(seeds) != self.num_envs:
+            raise ValueError(f"reset needs {self.num_envs} seeds, one for each environment, not {len(seeds)}.")
+        # Replaced workers draw their seeds from here, so that a run with a crash goes the same way again.
+        self._seeds = [np.random.default_rng(None if each is None else [each, 1]) for each in seeds]
+        for worker, each in zip(self.workers, seeds, strict=True):
+            worker.send("reset", each, options)
+        infos: dict[str, Any] = {}
+        for i, worker in enumerate(self.workers):
+            self._last[i] = worker.answer(self.start_timeout)
+            infos = self._add_info(infos, self._last[i][1], i)
+        return self._observations(), infos
+
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        chosen = list(actions)
+        if len(chosen) != self.num_envs:
+            raise ValueError(f"step needs {self.num_envs} actions, one for each environment, not {len(chosen)}.")
+        for worker, action in zip(self.workers, chosen, strict=True):
+            worker.send("step_on", action)
+        deadline = time.monotonic() + self.step_timeout
+        rewards = np.zeros(self.num_envs)
+        terminated, truncated = np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
+        infos: dict[str, Any] = {}
+        for i in range(self.num_envs):
+            try:
+                result = self.workers[i].answer(max(0.0, deadline - time.monotonic()))
+                self._failures[i] = 0
+            except WorkerLost as loss:
+                result = self._replace(i, loss)
+            observation, rewards[i], terminated[i], truncated[i], info, ending = result
+            if ending is not None:
+                infos = self._add_info(infos, {"final_obs": ending[0], "final_info": ending[1]}, i)
+                self._count_episode(i)
+            self._last[i] = observation, info
+            infos = self._add_info(infos, info, i)
+        return self._observations(), rewards, terminated, truncated, infos
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """`name` of every environment: what a method returns, or the attribute."""
+        for worker in self.workers:
+            worker.send("call", name, args, kwargs)
+        return tuple(worker.answer(self.start_timeout) for worker in self.workers)
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        return self.call(name)
+
+    def close_extras(self, **_: Any) -> None:
+        for worker in self.workers:
+            worker.connection.close()
+        for worker in self.workers:
+            worker.stop(PATIENCE)
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def get_states(self) -> list[dict[str, Any]]:
+        """Every environment in mid-episode as plain data (see `Replayable`), with the random numbers to come.
+
+        A worker that is found lost has no state. That its episode is lost too is the next step's news, here and where
+        the states are restored.
+        """
+        for worker in self.workers:
+            worker.send("get_state")
+        states = []
+        for worker, (observation, info), seeds in zip(self.workers, self._last, self._seeds, strict=True):
+            random = dict(seeds.bit_generator.state)
+            try:
+                states.append({"environment": worker.answer(self.start_timeout), "random": random})
+            except (WorkerFailed, WorkerRefused):
+                raise  # it can't be saved
+            except WorkerLost:
+                worker.kill()
+                states.append({"environment": None, "random": random, "observation": observation, "info": info})
+        return states
+
+    def set_states(self, states: Sequence[dict[str, Any]], exact: bool = True) -> tuple[Any, dict[str, Any]]:
+        """Restore them; observations and infos as from `reset`. For `exact` see `Replayable.set_state`."""
+        if len(states) != self.num_envs:
+            raise ValueError(f"There are {len(states)} states for {self.num_envs} environments.")
+        for worker, state in zip(self.workers, states, strict=True):
+            if state["environment"] is None:
+                worker.kill()
+            else:
+                worker.send("set_state", state["environment"], exact)
+        infos: dict[str, Any] = {}
+        for i, state in enumerate(states):
+            self._seeds[i].bit_generator.state = state["random"]
+            self._last[i] = self._restored(i, state, exact)
+            infos = self._add_info(infos, self._last[i][1], i)
+        return self._observations(), infos
+
+    def _restored(self, i: int, state: dict[str, Any], exact: bool) -> tuple[Any, dict[str, Any]]:
+        if state["environment"] is None:
+            return state["observation"], state["info"]
+        try:
+            return self.workers[i].answer(self.start_timeout)
+        except (WorkerFailed, WorkerRefused):
+            raise
+        except WorkerLost:
+            self.workers[i].stop()
+            self.workers[i], latest = self._worker_at(state["environment"], exact)
+            return latest
+
+    def _worker_at(self, state: Any, exact: bool = True) -> tuple[Worker, tuple[Any, dict[str, Any]]]:
+        """A new worker whose environment is in that state, and what it shows."""
+        worker = Worker(self._make_env)
+        worker.send("set_state", state, exact)
+        try:
+            worker.answer(self.start_timeout)  # to "make"
+            return worker, worker.answer(self.start_timeout)
+        except WorkerLost:
+            worker.stop()
+            raise
+
+    # -- workers come and go ---------------------------------------------------------------------------------------
+
+    def _replace(self, i: int, loss: WorkerLost) -> tuple[Any, float, bool, bool, dict[str, Any], tuple[Any, Any]]:
+        """A new worker with a new episode; the step's result says that the old episode is lost."""
+        while True:
+            self._failures[i] += 1
+            if self._failures[i] >= _MAX_FAILURES:
+                raise RuntimeError(
+                    f"The worker of environment {i} was lost {_MAX_FAILURES} times without a step in between. "
+                    f"The last time: {loss}"
+                ) from loss
+            warnings.warn(f"The worker of environment {i} is replaced and its episode lost: {loss}", stacklevel=3)
+            self.workers[i].stop()
+            self.workers[i] = Worker(self._make_env)
+            self.workers[i].send("reset", int(self._seeds[i].integers(2**31)), None)
+            try:
+                self.workers[i].answer(self.start_timeout)
+                observation, info = self.workers[i].answer(self.start_timeout)
+                break
+            except WorkerLost as again:
+                loss = again
+        self.lost_episodes += 1
+        last_observation, last_info = self._last[i]
+        final_info = {**copy.deepcopy(last_info), "worker_lost": True}
+        return observation, 0.0, False, True, info, (last_observation, final_info)
+
+    def _count_episode(self, i: int) -> None:
+        """Replace a worker that has played its share. Its environment stands at the start of an episode."""
+        self.workers[i].episodes += 1
+        if self.recycle_after is None or self.workers[i].episodes < self.recycle_after:
+            return
+        old = self.workers[i]
+        old.send("get_state")
+        try:
+            self.workers[i], _ = self._worker_at(old.answer(self.start_timeout))
+        except (WorkerFailed, WorkerRefused) as failure:
+            warnings.warn(
+                f"Workers are no longer recycled, because the environment can't be moved to a new one: {failure}",
+                stacklevel=3,
+            )
+            self.recycle_after = None
+        except WorkerLost:
+            old.kill()  # the next step replaces it
+        else:
+            old.stop(PATIENCE)
+
+    def _observations(self) -> Any:
+        empty: Any = create_empty_array(self.single_observation_space, n=self.num_envs, fn=np.zeros)
+        return concatenate(self.single_observation_space, [observation for observation, _ in self._last], empty)

@@ -1,0 +1,239 @@
+"""Is the agent still thinking? Measures of thought collapse, pure Python and numpy.
+
+A collapsed agent says the same thing whatever it sees. Each measure looks at one side of that: how varied the words
+are (`distinct_n`, `self_bleu`), whether they depend on the state (`identical_share`), whether one sentence has
+taken over (`top_thought_share`), and whether they are true (`judged_rates`).
+
+Diversity measures depend on how much text they see: compare rollouts of equal size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..types import Response, Rollout, Transition
+
+BLEU_ORDER = 4
+
+
+def distinct_n(texts: Sequence[str], n: int) -> float:
+    """Distinct word n-grams over all word n-grams (Li et al., 2016); in [0, 1], high is varied.
+
+    0 where no text has n words: nothing said is nothing varied.
+    """
+    if n < 1:
+        raise ValueError(f"n-grams have at least one word, got n={n}.")
+    grams, _ = _ngrams(_Words(texts), n)
+    return len(np.unique(grams)) / len(grams) if len(grams) else 0.0
+
+
+def self_bleu(texts: Sequence[str], sample: int = 64, seed: int = 0) -> float:
+    """Mean BLEU-4 of each text against all the others (Zhu et al., 2018); in [0, 1], *low* is varied.
+
+    Precisions of two words and more are smoothed by adding one (Lin and Och, 2004), orders longer than the text are
+    left out. Texts without words are left out, and fewer than two texts give 0.
+
+    Args:
+        texts: the thoughts.
+        sample: at most so many texts are drawn and compared. The value grows with it: keep it fixed.
+        seed: of the draw.
+    """
+    worded = [text for text in texts if text.strip()]
+    if len(worded) > sample:
+        chosen = np.random.default_rng(seed).choice(len(worded), size=sample, replace=False)
+        worded = [worded[i] for i in chosen]
+    if len(worded) < 2:
+        return 0.0
+    words = _Words(worded)
+    log_precision, orders = np.zeros(len(worded)), np.zeros(len(worded))
+    for n in range(1, BLEU_ORDER + 1):
+        matched, total = _matches_elsewhere(words, n)
+        smoothing = 0 if n == 1 else 1
+        long_enough = total > 0
+        with np.errstate(divide="ignore"):  # no common word: log 0 = −inf, and the score is 0
+            log_precision[long_enough] += np.log((matched + smoothing) / (total + smoothing))[long_enough]
+        orders += long_enough
+    return float(np.mean(_brevity_penalties(words.lengths) * np.exp(log_precision / orders)))
+
+
+def identical_share(thoughts: Sequence[str], states: Sequence[Any]) -> float:
+    """Share of thoughts that were said, word for word, in a *different* state too; in [0, 1].
+
+    Where two states ask for the same thought (the same ranks in other suits) a perfect agent repeats itself too:
+    compare with the start of the run, or look at the share that is repeated *and* untrue.
+
+    Args:
+        thoughts: one per step.
+        states: one per step, compared by `==`.
+    """
+    return _share(said_elsewhere(thoughts, states))
+
+
+def said_elsewhere(thoughts: Sequence[str], states: Sequence[Any]) -> list[bool]:
+    """For each thought of [`identical_share`] whether it was said in a different state too."""
+    steps_of: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for step, (thought, _) in enumerate(zip(thoughts, states, strict=True)):
+        steps_of[tuple(thought.split())].append(step)
+    elsewhere = [False] * len(thoughts)
+    for first, *others in steps_of.values():
+        # Once two states of a group differ, each of its members differs from one of the two.
+        if any(states[step] != states[first] for step in others):
+            for step in (first, *others):
+                elsewhere[step] = True
+    return elsewhere
+
+
+def top_thought_share(thoughts: Sequence[str]) -> float:
+    """Share of the most frequent thought; in [0, 1]."""
+    if not thoughts:
+        return 0.0
+    counts = Counter(tuple(thought.split()) for thought in thoughts)
+    return counts.most_common(1)[0][1] / len(thoughts)
+
+
+def mean_words(texts: Sequence[str]) -> float:
+    """Mean number of words."""
+    return sum(len(text.split()) for text in texts) / len(texts) if texts else 0.0
+
+
+def judged_rates(judgements: Sequence[Mapping[str, bool]]) -> dict[str, float]:
+    """From `task.judge`'s answers to the rate of each part and of `"true"`, all parts at once.
+
+    Answers without parts say nothing and are left out; if none is left, so is every rate.
+    """
+    verdicts: dict[str, list[bool]] = defaultdict(list)
+    for judgement in judgements:
+        if judgement:
+            verdicts["true"].append(all(judgement.values()))
+            for part, right in judgement.items():
+                verdicts[part].append(right)
+    return {part: _share(rights) for part, rights in verdicts.items()}
+
+
+def thought_text(response: Response) -> str:
+    """The free text of a thought: its `thoughts` part, or the whole segment where there is none."""
+    text = response.fields.get("thoughts")
+    return text if isinstance(text, str) else response.thought
+
+
+def rollout_diagnostics(rollout: Rollout, task: Any) -> dict[str, float]:
+    """All measures of one rollout, by metric name.
+
+    `thoughts/distinct_2`, `thoughts/distinct_4`, `thoughts/self_bleu`, `thoughts/identical_across_states`,
+    `thoughts/top_share`, `thoughts/length_words`; where `task.judge` knows the truth `thoughts/true`,
+    `thoughts/true_<part>` and `thoughts/identical_untrue`, the share that is said in other states too and is wrong in
+    its own; and where the task names its `reading_parts`, `thoughts/reading`: all of those at once.
+    Nothing where there is nothing to measure: no step, or a response format without a thought.
+    """
+    fields = getattr(getattr(task, "format", None), "fields", None)
+    if not rollout.transitions or (fields is not None and not fields):
+        return {}
+    thoughts = [thought_text(step.response) for step in rollout.transitions]
+    elsewhere = said_elsewhere(thoughts, [_State(step) for step in rollout.transitions])
+    metrics = {
+        "thoughts/distinct_2": distinct_n(thoughts, 2),
+        "thoughts/distinct_4": distinct_n(thoughts, 4),
+        "thoughts/self_bleu": self_bleu(thoughts),
+        "thoughts/identical_across_states": _share(elsewhere),
+        "thoughts/top_share": top_thought_share(thoughts),
+        "thoughts/length_words": mean_words(thoughts),
+    }
+    judgements = [task.judge(step.response, step.info) for step in rollout.transitions]
+    rates = judged_rates(judgements)
+    if rates:
+        metrics["thoughts/true"] = rates.pop("true")
+        metrics |= {f"thoughts/true_{part.replace(' ', '_')}": rate for part, rate in rates.items()}
+        metrics["thoughts/identical_untrue"] = _share(
+            [
+                repeated and not all(judgement.values())
+                for repeated, judgement in zip(elsewhere, judgements, strict=True)
+            ]
+        )
+    reading_parts = getattr(task, "reading_parts", ())
+    if reading_parts:
+        metrics["thoughts/reading"] = _share([all(judged[part] for part in reading_parts) for judged in judgements])
+    return metrics
+
+
+def _share(flags: Sequence[bool]) -> float:
+    return sum(flags) / len(flags) if flags else 0.0
+
+
+class _State:
+    """What the agent saw: image and prompt.
+
+    Compared when needed rather than hashed at once: a prompt mostly decides, and hashing 512 images takes longer than
+    all the measures together.
+    """
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, step: Transition):
+        self.prompt, self.image = step.prompt, step.image
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _State):
+            return NotImplemented
+        return self.prompt == other.prompt and np.array_equal(self.image, other.image)
+
+
+class _Words:
+    """Texts as one row of numbers, a number a word."""
+
+    def __init__(self, texts: Sequence[str]):
+        tokenized = [text.split() for text in texts]
+        vocabulary: dict[str, int] = {}
+        self.ids = np.array([vocabulary.setdefault(word, len(vocabulary)) for text in tokenized for word in text], int)
+        self.lengths = np.array([len(text) for text in tokenized], int)
+        self.text = np.repeat(np.arange(len(tokenized)), self.lengths)
+        """The text that each word stands in."""
+
+
+def _ngrams(words: _Words, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Each n-gram as a number, and the text that it stands in."""
+    grams, vocabulary_size = words.ids, int(words.ids.max(initial=0)) + 1
+    for k in range(1, n):
+        if int(grams.max(initial=0)) >= 2**62 // vocabulary_size:
+            grams = np.unique(grams, return_inverse=True)[1]  # numbered anew, before the product overflows
+        grams = grams[:-1] * vocabulary_size + words.ids[k:]
+    first = words.text[: len(grams)]
+    inside = first == words.text[n - 1 :]  # no n-gram reaches from one text into the next
+    return grams[inside], first[inside]
+
+
+def _matches_elsewhere(words: _Words, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """How many n-grams of each text are matched in another one, and how many it has; each (texts,).
+
+    BLEU's clip: a text's count of an n-gram is matched up to the highest count that any other text has. Sorted by
+    count, all texts but the last find their whole count in the last one, and the last finds the second to last's.
+    """
+    grams, text = _ngrams(words, n)
+    num_texts = len(words.lengths)
+    total = np.bincount(text, minlength=num_texts)
+    if not len(grams):
+        return np.zeros(num_texts), total
+    pairs, counts = np.unique(np.unique(grams, return_inverse=True)[1] * num_texts + text, return_counts=True)
+    order = np.lexsort((counts, pairs // num_texts))
+    gram, owner, count = (pairs // num_texts)[order], (pairs % num_texts)[order], counts[order]
+    changes = gram[1:] != gram[:-1]
+    first, last = np.append(True, changes), np.append(changes, True)
+    second_highest = np.where(first, 0, np.roll(count, 1))
+    matched = np.where(last, second_highest, count)
+    return np.bincount(owner, weights=matched, minlength=num_texts), total
+
+
+def _brevity_penalties(lengths: np.ndarray) -> np.ndarray:
+    """BLEU's penalty of each text for being shorter than the closest of the others (the shorter one in a tie)."""
+    penalties = np.ones(len(lengths))
+    of_length = Counter(lengths.tolist())
+    for i, length in enumerate(lengths.tolist()):
+        others = [other for other, texts in of_length.items() if other != length or texts > 1]
+        closest = min(others, key=lambda other: (abs(other - length), other))
+        if length < closest:
+            penalties[i] = math.exp(1 - closest / length)
+    return penalties

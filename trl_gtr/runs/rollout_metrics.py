@@ -1,0 +1,126 @@
+"""What one rollout looked like, in numbers and as a table of sampled steps."""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..correctors.base import failure_kind
+from ..distributed.means import Means
+from ..rollouts.collector import in_processes
+from ..responses.safe_text import printable
+from ..types import Rollout, Share, Transition
+
+_TAIL = 60
+
+
+def count_rollout(rollout: Rollout, task: Any, means: Means) -> None:
+    """Add the rollout's episodes, responses and corrections to `means`."""
+    for episode in rollout.episodes:
+        if in_processes(task):
+            lost = bool((episode[-1].final_info or {}).get("worker_lost"))
+            means.add("episode/worker_lost", lost)
+            if lost:
+                continue  # nobody knows how it would have ended
+        success = task.success(episode)
+        means.add("episode/return", sum(step.reward for step in episode))
+        means.add("episode/length", len(episode))
+        means.add("episode/success", success)
+        if task.solvable(episode[0].info):
+            means.add("episode/success_solvable", success)
+        for name, value in (task.metrics(episode) if hasattr(task, "metrics") else {}).items():
+            means.add(f"episode/{name}", value)
+    steps = rollout.transitions
+    means.add("reward", [step.reward for step in steps])
+    means.add("response/valid", [step.response.valid for step in steps])
+    means.add("response/legal", [step.legal for step in steps])
+    means.add("response/hit_length_limit", [step.hit_length_limit for step in steps])
+    means.add("response/tokens", [len(step.response_ids) for step in steps])
+    verdicts = collections.Counter(c.verdict for c in rollout.corrections if c is not None)
+    asked = sum(verdicts.values())
+    for verdict in ("right", "corrected", "unsolvable", "failed"):
+        if asked:
+            means.add(f"corrector/{verdict}", [1.0] * verdicts[verdict] + [0.0] * (asked - verdicts[verdict]))
+    answers = [c for c in rollout.corrections if c is not None and failure_kind(c) != "late"]
+    means.add("corrector/latency", [answer.latency for answer in answers])
+
+
+def count_failures(rollout: Rollout) -> collections.Counter[str]:
+    """How many of the rollout's corrections failed, by kind."""
+    kinds = (failure_kind(correction) for correction in rollout.corrections if correction is not None)
+    return collections.Counter(kind for kind in kinds if kind is not None)
+
+
+def with_failures(metrics: Mapping[str, float], failures: Mapping[str, int]) -> dict[str, float]:
+    """A corrector's metrics with `corrector/failed_<kind>` by the steps that got no label.
+
+    They take the place of its own: it doesn't know which of its answers came too late or never began, and what a cache
+    repeats.
+    """
+    own = ("corrector/failed_", "corrector/fallback_failed_")
+    kept = {name: value for name, value in metrics.items() if not name.startswith(own)}
+    return kept | {f"corrector/failed_{kind}": float(count) for kind, count in failures.items()}
+
+
+def without_images(rollout: Rollout) -> Rollout:
+    """A rollout to send around: what its texts and judgements are, with images as digests that can be compared."""
+
+    def light(step: Transition) -> Transition:
+        digest = np.frombuffer(hashlib.blake2b(step.image.tobytes(), digest_size=16).digest(), np.uint8)
+        return replace(step, image=digest, final_image=None)
+
+    return replace(rollout, transitions=[light(t) for t in rollout.transitions], last_images=[], episodes=[])
+
+
+def add_up(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """One corrector's metrics out of those of each process: totals are added, [`Share`]s by their parts."""
+    total: dict[str, float] = {}
+    for name, value in ((name, value) for each in metrics for name, value in each.items()):
+        before = total.get(name)
+        if isinstance(value, Share) and isinstance(before, Share):
+            total[name] = Share(before.part + value.part, before.whole + value.whole)
+        else:
+            total[name] = value if before is None else before + value
+    return total
+
+
+def completions_table(rollout: Rollout, rows: int, seed: int, advantages: np.ndarray | None = None) -> Table:
+    """`rows` steps of the rollout, drawn by `seed`: prompt tail, thought, correction, action, reward."""
+    table = Table(title="Sampled steps", show_lines=True)
+    for column in ("prompt", "thought", "correction", "action", "reward", "advantage"):
+        table.add_column(column, overflow="fold")
+    chosen = np.random.default_rng(seed).choice(len(rollout), size=min(rows, len(rollout)), replace=False)
+    for i in sorted(chosen):
+        step, correction = rollout.transitions[i], rollout.corrections[i]
+        table.add_row(
+            _cell("…" + step.prompt[-_TAIL:]),
+            _cell(step.response.thought if step.response.action_span else step.response.text),
+            _cell("" if correction is None else _describe(correction)),
+            _cell((step.response.action or "") + ("" if step.legal else " (not legal)")),
+            f"{step.reward:g}",
+            "" if advantages is None else f"{advantages[i]:+.2f}",
+        )
+    return table
+
+
+def _cell(text: str) -> Text:
+    """What a model writes is neither rich's markup nor a terminal's control sequence."""
+    return Text(printable(text))
+
+
+def print_completions(rollout: Rollout, rows: int, seed: int, advantages: np.ndarray | None = None) -> None:
+    Console().print(completions_table(rollout, rows, seed, advantages))
+
+
+def _describe(correction: Any) -> str:
+    if correction.verdict == "corrected":
+        return "; ".join(f"{key}: {value}" for key, value in correction.thought.items())
+    return correction.verdict + (f" ({correction.reason})" if correction.reason else "")

@@ -1,0 +1,73 @@
+"""Pictures of sampled steps for the trackers in `report_to` that can show them.
+
+TensorBoard, Weights & Biases and Trackio can. The numbers go there by `Trainer.log` as always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers.integrations import TensorBoardCallback
+
+from ..config import GTRConfig
+from ..responses.safe_text import storable
+from ..types import Rollout
+
+TAG = "samples"
+
+
+class TrackerImages(TrainerCallback):
+    """Sends a few steps of every logged update to the trackers.
+
+    Args:
+        args: `num_completions_to_print` says how many.
+        callbacks: The trainer's, among them the trackers.
+    """
+
+    def __init__(self, args: GTRConfig, callbacks: Sequence[TrainerCallback]) -> None:
+        self.images, self.trackers, self.callbacks = args.num_completions_to_print, args.report_to, callbacks
+
+    def on_step_end(
+        self,
+        args: Any,
+        state: TrainerState,
+        control: TrainerControl,
+        rollout: Rollout | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if rollout is None or not control.should_log or not state.is_world_process_zero:
+            return
+        rng = np.random.default_rng(state.global_step)
+        chosen = sorted(rng.choice(len(rollout), size=min(self.images, len(rollout)), replace=False))
+        samples = [(rollout.transitions[i].image, caption(rollout, i)) for i in chosen]
+        for callback in self.callbacks:
+            if isinstance(callback, TensorBoardCallback) and callback.tb_writer is not None:
+                for n, (image, words) in enumerate(samples):
+                    callback.tb_writer.add_image(f"{TAG}/{n}", image, state.global_step, dataformats="HWC")
+                    callback.tb_writer.add_text(f"{TAG}/{n}", _verbatim(words), state.global_step)
+        if "wandb" in self.trackers:
+            import wandb
+
+            pictures = [wandb.Image(image, caption=words) for image, words in samples]
+            wandb.log({TAG: pictures}, commit=False)  # part of the log that follows
+        if "trackio" in self.trackers:
+            import trackio
+
+            trackio.log(
+                {f"{TAG}/{n}": trackio.Image(image, caption=words) for n, (image, words) in enumerate(samples)}
+            )
+
+
+def caption(rollout: Rollout, i: int) -> str:
+    """What was said, and what the corrector says of it."""
+    step, correction = rollout.transitions[i], rollout.corrections[i]
+    verdict = correction.verdict if correction else "not asked"
+    return storable(f"{step.response.text}\nreward {step.reward:g}, legal: {step.legal}, corrector: {verdict}")
+
+
+def _verbatim(text: str) -> str:
+    """For a tracker that reads Markdown: an indented block is shown as it is."""
+    return "\n".join("    " + line for line in text.splitlines())

@@ -1,0 +1,1 @@
+"""What `trl-gtr …` and the examples call: arguments, training, evaluation."""

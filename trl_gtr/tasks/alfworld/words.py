@@ -1,0 +1,163 @@
+"""ALFWorld's names in running text: which things, and which sub-goal, does a thought name?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...environments.alfworld.furniture import LOOKS
+from ...environments.alfworld.icons import ICONS
+from ...environments.alfworld.world import kind_of
+from ..choices import without_reasons
+
+THINGS = frozenset(ICONS)
+PLACES = frozenset(LOOKS)
+
+# ALFWorld writes every kind as one word; people don't.
+_TWO_WORDS = (
+    *("alarm clock", "baseball bat", "basket ball", "butter knife", "cell phone", "credit card", "desk lamp"),
+    *("dish sponge", "floor lamp", "glass bottle", "hand towel", "house plant", "key chain", "paper towel"),
+    *("pepper shaker", "remote control", "salt shaker", "scrub brush", "soap bar", "soap bottle", "spray bottle"),
+    *("teddy bear", "tennis racket", "tissue box", "toilet paper", "watering can", "wine bottle", "arm chair"),
+    *("bathtub basin", "coffee machine", "coffee table", "counter top", "dining table", "garbage can"),
+    *("laundry hamper", "side table", "sink basin", "stove burner", "towel holder", "tv stand"),
+)
+_JOINED = re.compile(r"\b(?:" + "|".join(words.replace(" ", "[ -]") for words in _TWO_WORDS) + r")")
+_KINDS = "|".join(sorted(THINGS | PLACES, key=len, reverse=True))
+_NAMED = re.compile(rf"\b(?P<kind>{_KINDS})(?:e?s)?(?: (?P<number>\d+))?\b")
+_SENTENCE = re.compile(r"(?<=[.;!?])\s+|\n")
+
+_SEE = re.compile(r"\b(?:i see|i can see|there (?:is|are)|shows?|in view|in front of me)\b(?P<rest>.*)")
+_HOLD = re.compile(r"\b(?:i hold|i am holding|i'm holding|i carry|i am carrying|i'm carrying)\b(?P<rest>.*)")
+_CLAUSE_END = re.compile(
+    r"\bso\b|\bbut\b|\bbecause\b|\bmy\b|\bi (?:must|need|have to|will|should|am|go|hold)\b|,? and i\b"
+)
+_NOT = re.compile(
+    rf"\b(?:no|not|without|don't see an?y?|do not see an?y?|cannot see an?y?) (?P<kind>{_KINDS})(?:e?s)?\b"
+)
+
+_CUE = re.compile(r"sub-?\s?goal|\b(?:needs? to|have to|must|should|want to|i will|i'll|going to|next)\b")
+_VERBS = (
+    ("drop", r"put(?:ting)? down|drop(?:ping)?|set(?:ting)? down|free(?:ing)? my hand of"),
+    ("find", r"find(?:ing)?|look(?:ing)? (?:around )?for|search(?:ing)?(?: for)?|locat(?:e|ing)"),
+    ("take", r"tak(?:e|ing)|pick(?:ing)? up|grab(?:bing)?"),
+    ("find take", r"get(?:ting)?|fetch(?:ing)?"),
+    ("clean", r"clean(?:ing)?|wash(?:ing)?|rins(?:e|ing)"),
+    ("heat", r"heat(?:ing)?|warm(?:ing)?(?: up)?"),
+    ("cool", r"cool(?:ing)?|chill(?:ing)?"),
+    ("use", r"us(?:e|ing)|turn(?:ing)? on|switch(?:ing)? on"),
+    ("put", r"put(?:ting)?|plac(?:e|ing)|mov(?:e|ing)|bring(?:ing)?|stor(?:e|ing)"),
+)
+_VERB = re.compile(r"\b(?:" + "|".join(f"(?P<v{i}>{pattern})" for i, (_, pattern) in enumerate(_VERBS)) + r")\b")
+
+_THING = r"(?:the )?(\w+ \d+)"
+_COMMAND = re.compile(
+    rf"(?<!not )(?<!n't )(?<!never )\b(?:(?P<one>go to|open|close|use|toggle|examine) {_THING}"
+    rf"|(?P<from>take) {_THING} from {_THING}|(?P<to>move|put) {_THING} (?:to|in/on|into|onto|in|on) {_THING}"
+    rf"|(?P<with>heat|cool|clean|slice) {_THING} with {_THING})\b"
+)
+_LATER = re.compile(r"^(?:if|then|after|afterwards|later|once|when)\b")
+_SO = re.compile(r"\bso\b(?! (?:that|i can)\b)|\baction is\b")
+
+
+def plain(thoughts: str) -> str:
+    """Lower case, and every kind as one word."""
+    return _JOINED.sub(lambda match: re.sub(r"[ -]", "", match[0]), " ".join(thoughts.lower().split()))
+
+
+def named_things(text: str) -> Iterator[tuple[str, str]]:
+    """Kind and number (or "") of everything that a plain text names."""
+    for match in _NAMED.finditer(text):
+        yield match["kind"], match["number"] or ""
+
+
+def objects_right(thoughts: str, view: Mapping[str, Any]) -> bool:
+    """Is everything that the thought names by number there, and are its claims about seeing and holding true?
+
+    - a thing with a number must be in view or in the hand, a receptacle with a number in the room;
+    - after "I see", "there is" …: kinds without a number must be in view; after "I hold" …: in the hand;
+    - "no mug" is wrong where a mug is in view.
+    """
+    text = plain(thoughts)
+    seen = {thing for _, _, contents in view["here"] for thing in contents}
+    held = {view["holding"]} - {""}
+    kinds_seen, kinds_held = {kind_of(thing) for thing in seen}, {kind_of(thing) for thing in held}
+    known = seen | held | set(view["room"])
+    if any(number and f"{kind} {number}" not in known for kind, number in named_things(text)):
+        return False
+    for sentence in _SENTENCE.split(text):
+        denied = {match["kind"] for match in _NOT.finditer(sentence)}
+        if denied & kinds_seen:
+            return False
+        here = kinds_seen | kinds_held | denied | {kind_of(name) for name, _, _ in view["here"]}
+        if not _claimed(_SEE, sentence) <= here or not _claimed(_HOLD, sentence) <= kinds_held | denied:
+            return False
+    return True
+
+
+def _claimed(cue: re.Pattern[str], sentence: str) -> set[str]:
+    """The kinds of things, without numbers, that a clause after the cue names."""
+    match = cue.search(sentence)
+    if match is None:
+        return set()
+    rest = match["rest"]
+    end = _CLAUSE_END.search(rest)
+    clause = rest[: end.start()] if end else rest
+    return {kind for kind, number in named_things(clause) if not number and kind in THINGS}
+
+
+def read_subgoal(thoughts: str) -> tuple[tuple[str, ...], str, set[str]] | None:
+    """The sub-goal that the thought names last: possible verbs, the kind of thing, and the kinds named after it.
+
+    It stands in a sentence with "sub-goal", "need to", "have to", "must", "should", "want to", "I will" or "next":
+    the first verb after that, and the first kind of thing after the verb.
+    """
+    found = None
+    for sentence in _SENTENCE.split(plain(thoughts)):
+        cue = _CUE.search(sentence)
+        verb = _VERB.search(sentence, cue.end()) if cue else None
+        if verb is None:
+            continue
+        rest = sentence[verb.end() :]
+        named = [kind for kind, _ in named_things(rest)]
+        things = [kind for kind in named if kind in THINGS]
+        if things:
+            index = next(i for i in range(len(_VERBS)) if verb[f"v{i}"])
+            found = tuple(_VERBS[index][0].split()), things[0], set(named)
+    return found
+
+
+def subgoal_right(thoughts: str, subgoal: tuple[str, ...] | list[str]) -> bool:
+    """Does the thought name this sub-goal (verb, kind of thing, kind of receptacle)?"""
+    read = read_subgoal(thoughts)
+    if read is None or not subgoal:
+        return False
+    verbs, thing, named = read
+    verb, wanted, receptacle = subgoal
+    return verb in verbs and thing == wanted and (verb != "put" or receptacle in named)
+
+
+def read_command(thoughts: str) -> str | None:
+    """The command that the thought concludes, possible or not, in the dialect of ALFWorld 0.4.
+
+    It is looked for in the last sentence that names a whole command, in more than a reason ("because …"), and doesn't
+    begin with a word such as *if*, *then* or *later*: the first one behind the last "so" or "action is" that has one
+    behind it, else the first. "So that I can …" is a purpose and no conclusion.
+    """
+    for sentence in reversed(_SENTENCE.split(plain(thoughts))):
+        sentence = without_reasons(sentence, _COMMAND)
+        found = [] if _LATER.match(sentence) else list(_COMMAND.finditer(sentence))
+        if found:
+            cue = max((so.end() for so in _SO.finditer(sentence) if so.end() < found[-1].start()), default=0)
+            return _spelt(next(match for match in found if match.start() > cue or not cue))
+    return None
+
+
+def _spelt(command: re.Match[str]) -> str:
+    things = [name for name in command.groups() if name and name[-1].isdecimal()]
+    if command["one"]:
+        return f"{command['one']} {things[0]}"
+    if command["from"]:
+        return f"take {things[0]} from {things[1]}"
+    return f"move {things[0]} to {things[1]}" if command["to"] else f"{command['with']} {things[0]} with {things[1]}"

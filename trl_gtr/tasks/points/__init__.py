@@ -1,0 +1,1 @@
+"""Points24 and EZPoints: four cards (or two) and a formula."""
