@@ -90,6 +90,7 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--compare", type=Path, help="folder of the same runs under other versions")
     parser.add_argument("--tolerance", type=float, default=1e-4, help="relative, above 1; absolute, below")
+    parser.add_argument("--no-resume", action="store_true", help="leave OTHER's checkpoints alone")
     options = parser.parse_args()
     found = []
     for name, settings in runs().items():
@@ -99,11 +100,13 @@ def main() -> None:
         if options.compare is None or not (options.compare / name / "log.json").is_file():
             continue
         theirs = json.loads((options.compare / name / "log.json").read_text())
-        resumed = train(options.output / f"{name}_resumed", **settings, resume=options.compare / name / "checkpoint-2")
         found += differences(name, log, theirs, options.tolerance)
-        found += differences(f"{name}, resumed", resumed, theirs, options.tolerance)
+        if not options.no_resume:
+            checkpoint = options.compare / name / "checkpoint-2"
+            resumed = train(options.output / f"{name}_resumed", **settings, resume=checkpoint)
+            found += differences(f"{name}, resumed", resumed, theirs, options.tolerance)
         if PartialState().is_main_process:
-            print(f"{name}: {len(log)} updates and a resumed one compared", flush=True)
+            print(f"{name}: {len(log)} updates{'' if options.no_resume else ' and a resumed one'} compared", flush=True)
     if PartialState().is_main_process:
         print("\n".join(found) or ("no difference" if options.compare else f"recorded in {options.output}"))
     sys.exit(bool(found))
