@@ -92,6 +92,7 @@ def main() -> None:
     parser.add_argument("--tolerance", type=float, default=1e-4, help="relative, above 1; absolute, below")
     parser.add_argument("--no-resume", action="store_true", help="leave OTHER's checkpoints alone")
     options = parser.parse_args()
+    PartialState(cpu=True)  # before anybody asks it how many processes there are
     found = []
     for name, settings in runs().items():
         log = train(options.output / name, **settings)
