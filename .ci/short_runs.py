@@ -107,7 +107,9 @@ def main() -> None:
             resumed = train(options.output / f"{name}_resumed", **settings, resume=checkpoint)
             found += differences(f"{name}, resumed", resumed, theirs, options.tolerance)
         if PartialState().is_main_process:
-            print(f"{name}: {len(log)} updates{'' if options.no_resume else ' and a resumed one'} compared", flush=True)
+            print(
+                f"{name}: {len(log)} updates{'' if options.no_resume else ' and a resumed one'} compared", flush=True
+            )
     if PartialState().is_main_process:
         print("\n".join(found) or ("no difference" if options.compare else f"recorded in {options.output}"))
     sys.exit(bool(found))
