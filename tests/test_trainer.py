@@ -340,7 +340,7 @@ def test_labels_are_the_corrected_thought_and_never_the_action(make_trainer):
 
 
 def test_right_actions_are_labels_only_where_the_agents_own_is_right(make_trainer):
-    trainer = make_trainer(clone_right_actions=True, clone_right_thoughts=True, total_env_steps=64)
+    trainer = make_trainer(clone_right_actions=True, clone="thoughts", total_env_steps=64)
     trainer.train()
     with_action = [text for text in stored_texts(trainer) if "action" in text]
     without = [text for text in stored_texts(trainer) if "action" not in text]
@@ -352,7 +352,7 @@ def test_right_actions_are_labels_only_where_the_agents_own_is_right(make_traine
 
 
 def test_cloning_the_full_response_takes_the_correctors_action(make_trainer):
-    trainer = make_trainer(clone_full_response=True)
+    trainer = make_trainer(clone="corrected_responses")
     trainer.train()
     for text in stored_texts(trainer):
         response = json.loads(text)
@@ -633,7 +633,7 @@ def test_a_label_that_no_ids_can_spell_is_thrown_away_and_counted(make_trainer):
 
 
 def test_half_a_character_is_no_label(make_trainer):
-    trainer = make_trainer(clone_right_thoughts=True)
+    trainer = make_trainer(clone="thoughts")
     step = rollout_of(trainer, [0.0]).transitions[0]
     response = trainer.task.format.parse('{"thoughts": "it is \\ud800", "action": "red"}')
     assert response.valid

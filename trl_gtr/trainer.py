@@ -57,7 +57,7 @@ from .runs.rollout_metrics import (
 from .runs.run_log import RunLog
 from .runs.stopping import RunStopper
 from .runs.trackers import TrackerImages
-from .scripts.arguments import json_options
+from .storage.plain_data import json_options
 from .storage.state_files import ARRAYS, TENSORS
 from .tasks.base import Task
 from .types import Generation, Rollout, Transition

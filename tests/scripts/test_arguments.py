@@ -148,7 +148,7 @@ def test_a_wrong_configuration_file_is_one_line(
 @pytest.mark.parametrize("name", ["alfworld_tiny", "alfworld_llava"])
 def test_options_of_alfworld_come_from_the_file(name: str) -> None:
     script, args, model_args, _ = launch.parse(CONFIGS / f"{name}.yaml", ["--use_cpu", "--bf16", "false"])
-    task = make_task("alfworld", **launch.json_options(script.task_options))
+    task = make_task("alfworld", **launch.task_options(script.task_options))
     tiny = name == "alfworld_tiny"
     expected = {"task_types": ["pick_and_place_simple"], "expert": "explorer"}
     assert task.env_kwargs == (expected if tiny else {"backend": "thor", "reward_style": "rl4vlm"})

@@ -10,11 +10,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..policy.weights import VALUE_HEAD_FILE
+from ..responses.safe_text import printable
 from . import episode_log
 from .manifest import FIRST_CONTENTS_FILE, MANIFEST_FILE
 from .run_log import CARD_FILE, METRICS_FILE
-from ..policy.weights import VALUE_HEAD_FILE
-from ..responses.safe_text import printable
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
@@ -52,8 +52,8 @@ def problem(folder: str | Path, overwrite: bool) -> str | None:
     for path in found:
         if path.is_dir() and not any((path / name).is_file() for name in (MANIFEST_FILE, FIRST_CONTENTS_FILE)):
             return printable(
-                f"{path} is not a checkpoint of this trainer, so it isn't overwritten: move it away, or choose another "
-                "`output_dir`."
+                f"{path} is not a checkpoint of this trainer, so it isn't overwritten: move it away, or choose "
+                "another `output_dir`."
             )
     return None
 

@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None, description: str | None = __doc__) -
     with one_line_errors():
         (args,) = parse_arguments([Arguments], argv, description=description)
         _check(args)
-        options = launch.json_options(args.task_options) | ({"evaluation_split": args.split} if args.split else {})
+        options = launch.task_options(args.task_options) | ({"evaluation_split": args.split} if args.split else {})
         task = launch.task_with_hands(args.task, args.hands, **options)
         task.make_env(evaluation=True).close()  # what it lacks is told now
         episodes = count_episodes(task, args.episodes)
