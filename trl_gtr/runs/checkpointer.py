@@ -18,11 +18,11 @@ from typing import Any, Protocol
 
 from transformers.trainer_utils import rotate_checkpoints
 
-from . import output_folder
 from ..config import GTRConfig
 from ..distributed.processes import Processes
 from ..storage.files import sync
 from ..storage.state_files import PLAIN, StateFormat
+from . import output_folder
 from .manifest import MANIFEST_FILE, Manifest, find_checkpoint
 
 logger = logging.getLogger(__name__)

@@ -10,11 +10,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..policy.weights import VALUE_HEAD_FILE
+from ..responses.safe_text import printable
 from . import episode_log
 from .manifest import FIRST_CONTENTS_FILE, MANIFEST_FILE
 from .run_log import CARD_FILE, METRICS_FILE
-from ..policy.weights import VALUE_HEAD_FILE
-from ..responses.safe_text import printable
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
