@@ -52,8 +52,8 @@ def problem(folder: str | Path, overwrite: bool) -> str | None:
     for path in found:
         if path.is_dir() and not any((path / name).is_file() for name in (MANIFEST_FILE, FIRST_CONTENTS_FILE)):
             return printable(
-                f"{path} is not a checkpoint of this trainer, so it isn't overwritten: move it away, or choose another "
-                "`output_dir`."
+                f"{path} is not a checkpoint of this trainer, so it isn't overwritten: move it away, or choose "
+                "another `output_dir`."
             )
     return None
 
