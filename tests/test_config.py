@@ -139,6 +139,8 @@ def test_a_resumed_run_may_be_longer_and_log_otherwise_but_not_learn_otherwise()
     assert changed.resume_settings() == settings
     assert make(learning_rate=0.1).resume_settings() != settings
     assert make(seed=1).resume_settings() != settings
+    assert make(clone="thoughts").resume_settings() != settings
+    assert not settings.keys() & refused_fields().keys()
 
 
 # --- the mini-batch --------------------------------------------------------------------------------------------------

@@ -202,10 +202,15 @@ class GTRConfig(PPOConfig):
         "paper found it worse).",
     )
     # Settings of version 0.1: given, they are an error that names what replaced them.
-    clone_right_thoughts: bool | None = _field(None, "Replaced.", instead="clone='thoughts'")
-    clone_right_actions: bool | None = _field(None, "Replaced.", instead="clone='thoughts_and_right_actions'")
+    clone_right_thoughts: bool | None = _field(None, "Replaced.", resume="free", instead="clone='thoughts'")
+    clone_right_actions: bool | None = _field(
+        None, "Replaced.", resume="free", instead="clone='thoughts_and_right_actions'"
+    )
     clone_full_response: bool | None = _field(
-        None, "Replaced.", instead="clone='corrected_responses', or 'responses' with right thoughts too,"
+        None,
+        "Replaced.",
+        resume="free",
+        instead="clone='corrected_responses', or 'responses' with right thoughts too,",
     )
 
     # --- several processes, faults, resuming ------------------------------------------------------------------

@@ -10,8 +10,7 @@ import copy
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -351,8 +350,6 @@ class SkippableStep(gym.Wrapper):
         if isinstance(env.action_space, gym.spaces.Discrete):
             self.action_space = gym.spaces.Discrete(int(env.action_space.n) + 1)
         self.limit = step_limit(env)
-        self.last: tuple[Any, dict[str, Any]] = (None, {})
-        self.steps = 0
 
     @staticmethod
     def skip(action_space: gym.Space) -> Any:
@@ -392,13 +389,15 @@ class Clock:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+    def __call__(self, phase: str) -> Clock:
+        self.phase = phase
+        return self
+
+    def __enter__(self) -> None:
+        self.start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + time.perf_counter() - self.start
 
 
 def unpack_infos(infos: Mapping[str, Any], num_envs: int) -> list[dict[str, Any]]:
