@@ -20,7 +20,6 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import rotate_checkpoints
 
 from . import checkpoints, output_folder
-from ..correctors.base import identity_of
 from ..policy.loading import SAVED_BASE
 from ..distributed.processes import Processes
 from ..rollouts.collector import RolloutCollector
@@ -105,7 +104,7 @@ class ResumableTrainer(PPOBridge):
             raise OSError(f"{what} ({listed}). Earlier checkpoints are intact: fix this and resume.") from error
 
     def _save_run_state(self, folder: Path) -> None:
-        corrector = self.corrector.state_dict() if hasattr(self.corrector, "state_dict") else None
+        corrector = None if self.corrector is None else self.corrector.state_dict()
         state = {
             "corrector": corrector,
             "env_steps": self.env_steps,
@@ -119,7 +118,7 @@ class ResumableTrainer(PPOBridge):
 
     def _settings(self) -> dict[str, Any]:
         """What a checkpoint can only be resumed with."""
-        corrector = None if self.corrector is None else identity_of(self.corrector)
+        corrector = None if self.corrector is None else self.corrector.identity
         task = {f"task.{name}": value for name, value in _written(vars(self.task)).items() if name[0] != "_"}
         adapter = self.trained.policy.active_peft_config.to_dict() if self.is_peft_model else {}
         base = Path(adapter.get("base_model_name_or_path") or "").name
@@ -179,7 +178,7 @@ class ResumableTrainer(PPOBridge):
         checkpoints.load_run_state(checkpoint, rank, self.buffer, self.collector, exact=not allowed)
         self.env_steps, self.updater.skipped_in_a_row = state["env_steps"], state["skipped_in_a_row"]
         self.failed_corrections = Counter(state.get("failed_corrections", {}))
-        if state["corrector"] is not None and hasattr(self.corrector, "load_state_dict"):
+        if state["corrector"] is not None and self.corrector is not None:
             self.corrector.load_state_dict(state["corrector"])
         self._load_rng_state(checkpoint)  # last: whatever is made above may draw from them
 
