@@ -19,7 +19,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trl_gtr import PPOTrainer
-from trl_gtr.correctors import BudgetExhausted, ExpertCorrector
+from trl_gtr.correctors import BudgetExhausted, Corrector, ExpertCorrector
 from trl_gtr.guides.labels import FLAWS
 from trl_gtr.learning import ppo
 from trl_gtr.policy.loading import lora_target_modules
@@ -312,7 +312,7 @@ def test_the_value_loss_stays_out_of_the_trunk_unless_asked_in(make_trainer):
 
 
 def test_without_corrections_cloning_takes_no_step(make_trainer):
-    class SilentCorrector:
+    class SilentCorrector(Corrector):
         def correct(self, requests):
             return [Correction("failed", reason="timeout") for _ in requests]
 
@@ -423,7 +423,7 @@ def test_a_corrector_is_needed_for_cloning(make_trainer):
 
 
 def test_errors_of_a_corrector_surface(make_trainer):
-    class BrokenCorrector:
+    class BrokenCorrector(Corrector):
         def correct(self, requests):
             raise RuntimeError("broken on purpose")
 
@@ -602,7 +602,7 @@ def test_labels_end_before_the_action_where_a_tokenizer_normalises(make_trainer,
     assert "action" not in trainer.policy.spans.text(ids[:labels])
 
 
-class Spelling:
+class Spelling(Corrector):
     """A corrector that answers with a fixed thought."""
 
     def __init__(self, thought):
@@ -854,7 +854,7 @@ def test_logits_that_are_not_finite_end_the_run_with_a_checkpoint(make_trainer, 
 def test_a_stop_is_saved_beside_an_older_run(make_trainer, tmp_path):
     """That there is a checkpoint of this number doesn't mean that it is ours."""
 
-    class Spent:
+    class Spent(Corrector):
         exhausted = False
 
         def correct(self, requests):

@@ -21,7 +21,7 @@ from toy import ColourTask, quiet_config
 from transformers import TrainerCallback
 
 from trl_gtr.config import GTRConfig
-from trl_gtr.correctors import CachedCorrector, ExpertCorrector, OpenAICorrector
+from trl_gtr.correctors import CachedCorrector, Corrector, ExpertCorrector, OpenAICorrector
 from trl_gtr.correctors.base import failed
 from trl_gtr.trainer import GTRTrainer
 from trl_gtr.types import Correction
@@ -99,7 +99,7 @@ class Failures(TrainerCallback):
         return {name.removeprefix(prefix): value for name, value in last.items() if name.startswith(prefix)}
 
 
-class Unlucky:
+class Unlucky(Corrector):
     """Says nothing of itself. A quarter of its calls fails each of four ways; one of them never comes back."""
 
     def __init__(self) -> None:

@@ -16,6 +16,7 @@ from ..tasks.base import Task
 from ..tasks.contract import Contract
 from ..types import Correction, CorrectionRequest, FailureKind, Usage
 
+
 class BudgetExhausted(RuntimeError):
     """The corrector's budget is spent and its owner wants the run to stop; the trainer saves and ends cleanly."""
 

@@ -205,7 +205,8 @@ class OpenAICorrector(Corrector):
             self._counts[f"failed_{kind}"] += 1
             first = self._counts[f"failed_{kind}"] == 1
         if first and kind not in ("budget", "cancelled", "late"):  # of these others warn
-            logger.warning("a correction failed (%s); further ones of this kind are only counted", correction.explanation)
+            why = correction.explanation
+            logger.warning("a correction failed (%s); further ones of this kind are only counted", why)
 
     def _after(self) -> str:
         if self._fallback is not None:
