@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from typing import Any
 
@@ -146,6 +147,15 @@ def test_general_rubric_names_task_and_parts() -> None:
     assert "response" in task.rubric.questions["thought"]
     task.rubric = Rubric(role="mine", questions={})
     assert task.rubric.role == "mine"
+
+
+def test_constructors_show_their_arguments() -> None:
+    assert list(inspect.signature(make_task("alfworld").__class__).parameters)[:3] == [
+        "env_kwargs",
+        "split",
+        "evaluation_split",
+    ]
+    assert not inspect.signature(type("Plain", (Task,), {})).parameters
 
 
 def test_tasks_can_be_pickled() -> None:

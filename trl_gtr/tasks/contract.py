@@ -27,8 +27,17 @@ class _CheckedMeta(ABCMeta):
         made = super().__call__(*args, **kwargs)
         inherited = {name: value for name, value in members.items() if not made.defines(name)}
         _check_spelling(cls, vars(made), inherited, contract)
-        _check_nothing_missing(cls, [name for name in inherited if not hasattr(contract, name)], contract)
+        _check_nothing_missing(cls, [name for name in inherited if name not in vars(contract)], contract)
         return made
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """The constructor's; `inspect.signature` would find that of `__call__`."""
+        constructor: Any = inspect.getattr_static(cls, "__init__")
+        if constructor is object.__init__:
+            return inspect.Signature()
+        signature = inspect.signature(constructor)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 class Contract(metaclass=_CheckedMeta):
@@ -38,7 +47,7 @@ class Contract(metaclass=_CheckedMeta):
     """
 
     def defines(self, name: str) -> bool:
-        """Does this object define an optional member itself, or has it the contract's default?"""
+        """Does this object define an optional method itself, or has it the contract's default?"""
         missing = object()
         return inspect.getattr_static(self, name, missing) is not inspect.getattr_static(
             _contract_of(type(self)), name, missing
