@@ -14,7 +14,7 @@ import torch
 from paths import DOCS
 from peft import LoraConfig
 from tokenizers import normalizers
-from toy import COLOURS, ColourTask, build_toy_model, quiet_config, teach_format
+from toy import COLOURS, BareColourTask, ColourTask, build_toy_model, quiet_config, teach_format
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -44,6 +44,50 @@ def make_trainer(toy_checkpoint, tmp_path):
         return GTRTrainer(model or toy_checkpoint, config, task or ColourTask(), corrector, **(trainer_kwargs or {}))
 
     return make
+
+
+def test_a_task_needs_no_more_than_seven_members(make_trainer):
+    """PPO, the defaults for all else, and no word about whether thoughts are true."""
+    trainer = make_trainer(BareColourTask(), thought_cloning_coef=0.0, eval_episodes=2)
+    before = parameters(trainer.trained)
+    trainer.train()
+    assert changed(before, trainer.trained)
+    log = trainer.state.log_history[-1]
+    assert {"thoughts/distinct_4", "episode/success", "episode/success_solvable"} <= set(log)
+    assert "eval_success" in trainer.evaluate()
+    named = {name for entry in trainer.state.log_history for name in entry}
+    assert not [name for name in named if "true" in name or "reading" in name]
+
+
+def test_a_task_without_a_judge_learns_from_its_expert(make_trainer):
+    class Unjudged(BareColourTask):
+        expert = ColourTask.expert
+
+    trainer = make_trainer(Unjudged())
+    trainer.train()
+    log = trainer.state.log_history[-1]
+    assert log["corrector/corrected"] > 0
+    assert "thoughts/true" not in log
+
+
+class Alike:
+    """Has the members, and is neither a task nor a corrector."""
+
+    name, format = ColourTask.name, ColourTask.format
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"task": Alike()}, "Alike is not a Task: subclass trl_gtr.Task"),
+        ({"corrector": Alike()}, "Alike is not a Corrector: subclass trl_gtr.Corrector"),
+        ({"trainer_kwargs": {"eval_task": Alike()}}, "Alike is not a Task: subclass trl_gtr.Task"),
+        ({"corrector": ExpertCorrector}, "ExpertCorrector is a class: pass an object of it"),
+    ],
+)
+def test_only_tasks_and_correctors_are_taken(make_trainer, given, message):
+    with pytest.raises(TypeError, match=message):
+        make_trainer(**given)
 
 
 def steady(log_history):
