@@ -54,7 +54,7 @@ if __name__ == "__main__":
         launch.check_output_dir(args, task := LampTask())
         model, processor, _ = launch.load_model(models, args.model_init_kwargs)
     # The embedded model doesn't know this game's words: it starts with demonstrations by the expert, then comes GTR.
-    data = prompt_and_completion(make_sft_dataset(task, 256, seed=args.seed))
+    data = prompt_and_completion(make_sft_dataset(task, 64, seed=args.seed))
     sft = SFTConfig(args.output_dir, learning_rate=1e-3, max_length=None, use_cpu=True, bf16=False, save_strategy="no")
     SFTTrainer(model, sft, train_dataset=data, processing_class=processor).train()
     launch.train_and_report(GTRTrainer(model, args, task, ExpertCorrector(), processor), {"lamp": task}, script.report)

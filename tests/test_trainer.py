@@ -358,7 +358,7 @@ def test_the_value_loss_stays_out_of_the_trunk_unless_asked_in(make_trainer):
 def test_without_corrections_cloning_takes_no_step(make_trainer):
     class SilentCorrector(Corrector):
         def correct(self, requests):
-            return [Correction("failed", reason="timeout") for _ in requests]
+            return [Correction("failed", failure="timeout") for _ in requests]
 
     trainer = make_trainer(corrector=SilentCorrector(), ppo_coef=0.0)
     before = parameters(trainer.trained)

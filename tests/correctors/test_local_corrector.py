@@ -161,7 +161,7 @@ def test_model_that_fails_costs_labels_and_not_the_run(
     script = scripted(local, [yes_answer()])
     works, script.generate = script.generate, out_of_memory  # type: ignore[method-assign]
     answers = local.correct([WRONG] * 6)
-    assert [answer.reason for answer in answers] == ["unusable: OutOfMemoryError in generate"] * 6
+    assert [answer.explanation for answer in answers] == ["unusable: OutOfMemoryError in generate"] * 6
     assert caplog.text.count("lower batch_size") == 1
     script.generate = works  # type: ignore[method-assign]
     assert local.correct([RIGHT])[0].verdict == "right"

@@ -461,7 +461,7 @@ def test_fault_of_our_own_costs_a_label_and_is_reported_once(
         answers = [corrector.correct([number_line_request(shade=shade)])[0] for shade in range(2)]
         monkeypatch.undo()
         assert corrector.correct([WRONG])[0].verdict == "corrected"
-    assert [answer.reason for answer in answers] == ["unusable: RuntimeError"] * 2
+    assert [answer.explanation for answer in answers] == ["unusable: RuntimeError"] * 2
     assert caplog.text.count("with [key] in it") == 1
     assert SECRET not in caplog.text
 
@@ -552,7 +552,7 @@ def test_packing_that_cannot_be_undone(make: Any, packing: str, words: str) -> N
         return lambda handler, _: handler.send(number, b"no such data", {"Content-Encoding": packing})
 
     with ChatServer(packed(200)) as server:
-        assert make(server).correct([WRONG])[0].reason == words
+        assert make(server).correct([WRONG])[0].explanation == words
         assert len(server.seen) == 1  # it would be packed like that again
     with ChatServer(packed(403)) as server:
         assert make(server).correct([WRONG])[0].failure == "rejected"
@@ -568,7 +568,7 @@ def test_error_that_is_cut_off_is_known_by_its_status(make: Any) -> None:
 
     with ChatServer(cut) as server:
         answer = make(server).correct([WRONG])[0]
-    assert (answer.reason or "").startswith("rejected: HTTP 403")
+    assert answer.explanation.startswith("rejected: HTTP 403")
 
 
 def test_servers_control_no_terminal(make: Any, caplog: pytest.LogCaptureFixture) -> None:
