@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..distributed.means import Means
-from ..rollouts.collector import in_processes
 from ..responses.safe_text import printable
+from ..rollouts.collector import in_processes
 from ..tasks.base import Task
 from ..types import Correction, Rollout, Share, Transition
 
