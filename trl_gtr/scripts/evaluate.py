@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None, description: str | None = __doc__) -
     console = Console()
     deals = f"split: {args.split}" if args.split else f"hands: {args.hands}"
     console.print(launch.report_table(reports, f"{args.task}, {deals}, {episodes} episodes each"))
-    if hasattr(task, "difficulty"):
+    if any(report.by_difficulty() for report in reports.values()):
         console.print(launch.difficulty_table(reports, "success by kind of deal"))
     if args.output:
         written = {name: report.to_json() for name, report in reports.items()}
