@@ -23,7 +23,7 @@ from vlms import TEXT, byte_level_tokenizer
 
 from trl_gtr import make_task, tiny_llava
 from trl_gtr.policy.loading import load_policy
-from trl_gtr.policy.scoring import ValueHead
+from trl_gtr.policy.network import ValueHead
 from trl_gtr.runs import output_folder
 from trl_gtr.runs.checkpoints import CONTENTS_FILE, save_value_head, saved_task
 from trl_gtr.scripts import arguments as command_line, train as launch

@@ -20,7 +20,7 @@ from datasets import Features, Image, List, Value
 from PIL import Image as PILImage
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from ..policy.action_logprobs import SpanFinder
+from ..policy.spans import SpanFinder
 from ..config import GTRConfig
 from .diagnostics import thought_text
 from ..storage.files import writing_log, written_whole

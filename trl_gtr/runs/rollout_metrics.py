@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..correctors.base import failure_kind
 from ..distributed.means import Means
-from ..rollouts.collector import in_processes
+from ..rollouts.vector_envs import in_processes
 from ..responses.safe_text import printable
 from ..types import Rollout, Share, Transition
 
