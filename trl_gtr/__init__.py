@@ -32,6 +32,7 @@ _EXPORTS = {
     "load_agent": "evaluation.agents",
     "EvaluationReport": "evaluation.reports",
     "evaluate_agent": "evaluation.evaluate",
+    "load_policy": "policy.loading",
     "lora_target_modules": "policy.loading",
     "ThoughtFormat": "responses.format",
     "Task": "tasks",
@@ -73,7 +74,7 @@ if TYPE_CHECKING:  # "X as X" is how a typed package says that X is public
     )
     from .evaluation.evaluate import evaluate_agent as evaluate_agent
     from .evaluation.reports import EvaluationReport as EvaluationReport
-    from .policy.loading import lora_target_modules as lora_target_modules
+    from .policy.loading import load_policy as load_policy, lora_target_modules as lora_target_modules
     from .report import write_report as write_report
     from .responses.format import ThoughtFormat as ThoughtFormat
     from .rollouts.collector import RolloutCollector as RolloutCollector

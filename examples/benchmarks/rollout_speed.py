@@ -28,8 +28,8 @@ from trl_gtr import (
     GTRTrainer,
     RolloutCollector,
     TransformersEngine,
+    load_policy,
     make_task,
-    tiny_llava,
 )
 from trl_gtr.policy.scoring import VLMPolicy
 from trl_gtr.rollouts.clock import Clock
@@ -41,7 +41,7 @@ LENGTH = 64
 
 def collection(console: Console, steps: int) -> None:
     """The embedded model on the hands that it plays."""
-    model, processor = tiny_llava.load()
+    model, processor = load_policy("tiny")
     policy = VLMPolicy(model, processor, temperature=0.2, max_completion_length=LENGTH)
     engine = TransformersEngine(policy, model)
     generating = Clock()
@@ -86,7 +86,7 @@ def update(console: Console) -> None:
             per_device_eval_batch_size=32,
             max_completion_length=LENGTH,
         )
-        model, processor = tiny_llava.load()
+        model, processor = load_policy("tiny")
         trainer = GTRTrainer(model, args, make_task("points24"), ExpertCorrector(), processing_class=processor)
         with contextlib.redirect_stdout(io.StringIO()):
             trainer.train()

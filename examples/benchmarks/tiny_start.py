@@ -18,9 +18,8 @@ from rich.console import Console
 from rich.table import Table
 from transformers import HfArgumentParser
 
-from trl_gtr import Engine, PolicyAgent, Task, TransformersEngine, evaluate_agent
+from trl_gtr import Engine, PolicyAgent, Task, TransformersEngine, evaluate_agent, load_policy
 from trl_gtr.evaluation.reports import Rate
-from trl_gtr.policy.loading import load_policy
 from trl_gtr.policy.scoring import VLMPolicy
 from trl_gtr.scripts.train import task_with_hands
 

@@ -24,7 +24,7 @@ from rich.console import Console
 from ..evaluation.agents import Agent, NoAnswer, load_agent
 from ..evaluation.evaluate import count_episodes, evaluate_agent
 from ..evaluation.tables import difficulty_table, report_table
-from ..runs.checkpoints import saved_task
+from ..runs.manifest import saved_task
 from ..tasks import Task
 from . import train as launch
 from .arguments import one_line_errors, parse_arguments
