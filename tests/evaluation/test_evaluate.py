@@ -301,6 +301,17 @@ def test_an_evaluation_that_is_stopped_counts_what_was_played():
     left = iter([False] * 5)  # five vector steps of two environments, episodes of two steps
     report = evaluate_agent(RandomAgent(), ColourTask(length=2), 20, num_envs=2, stopped=lambda: next(left, True))
     assert [episode.index for episode in report.episodes] == [0, 1, 2, 3]
+    assert not report.complete
+    assert report.planned == 20
+    assert report.metrics("eval")["eval_episodes"] == 4
+    assert evaluate_agent(RandomAgent(), ColourTask(length=2), 3).complete
+
+
+def test_nothing_can_be_measured_without_an_episode():
+    report = evaluate_agent(RandomAgent(), ColourTask(length=2), 3, stopped=lambda: True)
+    assert not report.complete
+    with pytest.raises(ValueError, match="nothing to measure"):
+        report.metrics()
 
 
 def test_a_report_says_the_same_as_json():
