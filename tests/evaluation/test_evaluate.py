@@ -304,12 +304,14 @@ def test_an_evaluation_that_is_stopped_counts_what_was_played():
     assert not report.complete
     assert report.planned == 20
     assert report.metrics("eval")["eval_episodes"] == 4
+    assert "4 of 20 episodes" in str(report)
     assert evaluate_agent(RandomAgent(), ColourTask(length=2), 3).complete
 
 
 def test_nothing_can_be_measured_without_an_episode():
     report = evaluate_agent(RandomAgent(), ColourTask(length=2), 3, stopped=lambda: True)
     assert not report.complete
+    assert str(report) == "colours: no episode of 3 was played to its end"
     with pytest.raises(ValueError, match="nothing to measure"):
         report.metrics()
 

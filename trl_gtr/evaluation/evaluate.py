@@ -162,11 +162,9 @@ class _Episode:
         self.rng = np.random.default_rng([seed, index, 3])
         self.observation: Any = None
         self.info: dict[str, Any] = {}
-        self.solvable = True
         self.transitions: list[Transition] = []
-        self.true_steps = 0
-        self.ended = False
-        self.losses = 0
+        self.true_steps = self.losses = 0
+        self.solvable, self.ended = True, False
 
     def begin(self) -> None:
         while True:
@@ -176,17 +174,15 @@ class _Episode:
                 break
             except WorkerLost as loss:
                 self._count_loss(loss)
-        self.rng = np.random.default_rng([self.seed, self.index, 3])
         self.solvable = self.task.solvable(self.info)
-        self.transitions = []
-        self.true_steps = 0
-        self.ended = False
 
     def step(self, prompt: str, text: str) -> None:
         try:
             self._step(prompt, text)
         except WorkerLost as loss:
             self._count_loss(loss)
+            self.rng = np.random.default_rng([self.seed, self.index, 3])
+            self.transitions, self.true_steps = [], 0
             self.begin()
 
     def _count_loss(self, loss: WorkerLost) -> None:

@@ -71,6 +71,15 @@ class EvaluationReport:
         missing more often than others."""
         return len(self.episodes) == self.planned
 
+    def __str__(self) -> str:
+        if not self.episodes:
+            return f"{self.task}: no episode of {self.planned} was played to its end"
+        episodes = (
+            f"{len(self.episodes)} episodes" if self.complete else f"{len(self.episodes)} of {self.planned} episodes"
+        )
+        true = self.metrics()["true_thoughts"]
+        return f"{self.task}: success {self.success}, return {self.mean_return:+.2f}, true thoughts {true:.3f}, {episodes}"
+
     @property
     def success(self) -> Rate:
         return Rate(sum(e.success for e in self.episodes), len(self.episodes))

@@ -59,8 +59,9 @@ class PlayingRules:
 
         A skipped step costs no more than its -1.
         """
-        fined = not legal and not self.penalize and isinstance(self.task, FinesIllegalActions)
-        return float(earned) + (self.task.illegal_reward if fined else 0.0)
+        if legal or self.penalize or not isinstance(self.task, FinesIllegalActions):
+            return float(earned)
+        return float(earned) + self.task.illegal_reward
 
 
 class StepLimit(gym.Wrapper):
