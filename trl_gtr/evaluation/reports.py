@@ -74,11 +74,10 @@ class EvaluationReport:
     def __str__(self) -> str:
         if not self.episodes:
             return f"{self.task}: no episode of {self.planned} was played to its end"
-        episodes = (
-            f"{len(self.episodes)} episodes" if self.complete else f"{len(self.episodes)} of {self.planned} episodes"
-        )
-        true = self.metrics()["true_thoughts"]
-        return f"{self.task}: success {self.success}, return {self.mean_return:+.2f}, true thoughts {true:.3f}, {episodes}"
+        played = f"{len(self.episodes)}" if self.complete else f"{len(self.episodes)} of {self.planned}"
+        m = self.metrics()
+        means = f"return {m['return']:+.2f}, true thoughts {m['true_thoughts']:.3f}"
+        return f"{self.task}: success {self.success}, {means}, {played} episodes"
 
     @property
     def success(self) -> Rate:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from transformers import BatchFeature
+from transformers import BaseImageProcessor, BatchFeature
 
 from .loading import chat
 from .special_text import SpecialText
@@ -136,16 +136,18 @@ class SeparableProcessing:
 
     A text's image tokens depend on its image's size alone. What the image processor says about one image of each size
     is kept, without the pixels, and said again when a text about another such image comes. So the family's own code
-    places the tokens, whatever its rules are. A processor that doesn't ask its `image_processor.preprocess` processes
-    the image again.
+    places the tokens, whatever its rules are. A processor without a `BaseImageProcessor`, or one that doesn't ask it,
+    processes the image again.
     """
 
     def __init__(self, processor: Any) -> None:
-        self._preprocess = processor.image_processor.preprocess
-        # Copies: the processor itself stays as it is, for everybody else who uses it.
-        self._processor = copy.copy(processor)
-        self._processor.image_processor = copy.copy(processor.image_processor)
-        self._processor.image_processor.preprocess = self._answer
+        self._processor = processor
+        self._image_processor = image_processor = getattr(processor, "image_processor", None)
+        if isinstance(image_processor, BaseImageProcessor):
+            # Copies: the processor itself stays as it is, for everybody else who uses it.
+            self._processor = copy.copy(processor)
+            self._processor.image_processor = copy.copy(image_processor)
+            self._processor.image_processor.preprocess = self._answer
         self._known: dict[tuple[int, ...], dict[str, Any]] = {}
         self._replayed: dict[str, Any] | None = None
         self._heard: dict[str, Any] | None = None
@@ -155,14 +157,15 @@ class SeparableProcessing:
         size = images[0].shape
         self._replayed, self._heard = self._known.get(size) if text_only else None, None
         batch = self._processor(text=texts, images=[[image] for image in images], padding=True, return_tensors="pt")
-        if self._heard is not None:
-            self._known[size] = {key: _first_without_pixels(value, len(texts)) for key, value in self._heard.items()}
+        heard, count = self._heard or {}, len(images)
+        if heard and all(isinstance(value, Sized) and len(value) % count == 0 for value in heard.values()):
+            self._known[size] = {key: _first_without_pixels(value, count) for key, value in heard.items()}
         return batch
 
     def _answer(self, *args: Any, **kwargs: Any) -> Any:
         if self._replayed is not None:
             return BatchFeature(dict(self._replayed))
-        output = self._preprocess(*args, **kwargs)
+        output = self._image_processor.preprocess(*args, **kwargs)
         self._heard = dict(output)  # some processors take out what the model has no use for
         return output
 
@@ -172,7 +175,7 @@ def _first_without_pixels(value: Any, images: int) -> Any:
     first = value[: len(value) // images]
     if isinstance(first, torch.Tensor) and first.is_floating_point():
         return first.new_zeros(()).expand(first.shape)
-    return first
+    return copy.deepcopy(first)  # a view would keep the whole batch in memory
 
 
 def _picture(image: np.ndarray) -> PictureKey:
