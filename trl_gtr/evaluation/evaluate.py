@@ -20,7 +20,7 @@ import numpy as np
 from ..rollouts.playing import PlayingRules
 from ..rollouts.vector_envs import in_processes
 from ..rollouts.workers import WorkerEnv, WorkerLost, WorkerRefused
-from ..tasks.base import ListsStarts, Task
+from ..tasks.base import Task, is_true_thought
 from ..types import Transition
 from .agents import Agent
 from .reports import EpisodeResult, EvaluationReport
@@ -34,7 +34,7 @@ def count_episodes(task: Task, episodes: int | str | None, name: str = "The numb
     """
     if episodes != "all":
         return _at_least_one(episodes, name)
-    starts = _starts(task)
+    starts = task.starts()
     if starts is None:
         raise ValueError(
             f"Task {task.name!r} deals at random, so there is no end to its deals: say how many episodes. ('all' is "
@@ -51,10 +51,6 @@ def _at_least_one(given: int | str | None, name: str) -> int:
     if count < 1:
         raise ValueError(f"{name} must be at least 1, or 'all', got {given}.")
     return count
-
-
-def _starts(task: Task) -> Sequence[Mapping[str, Any]] | None:
-    return task.starts() if isinstance(task, ListsStarts) else None
 
 
 def _options(starts: Sequence[Mapping[str, Any]] | None, seed: int, index: int) -> dict[str, Any] | None:
@@ -88,11 +84,12 @@ def evaluate_agent(
         stopped: Asked between steps; `True` cuts the evaluation short. Episodes that aren't over don't count, and the
             report is not `complete`.
     """
+    task = Task.ensure(task)
     if isinstance(episodes, (int, str)):
         episodes = range(count_episodes(task, episodes))
     if num_envs < 1:
         raise ValueError("An evaluation needs at least one environment.")
-    numbers, starts = list(episodes), _starts(task)
+    numbers, starts = list(episodes), task.starts()
     waiting = list(reversed(numbers))
     playing: list[_Episode] = []
     results: list[EpisodeResult] = []
@@ -163,7 +160,7 @@ class _Episode:
         self.observation: Any = None
         self.info: dict[str, Any] = {}
         self.transitions: list[Transition] = []
-        self.true_steps = self.losses = 0
+        self.judged_steps = self.true_steps = self.losses = 0
         self.solvable, self.ended = True, False
 
     def begin(self) -> None:
@@ -182,7 +179,7 @@ class _Episode:
         except WorkerLost as loss:
             self._count_loss(loss)
             self.rng = np.random.default_rng([self.seed, self.index, 3])
-            self.transitions, self.true_steps = [], 0
+            self.transitions, self.judged_steps, self.true_steps = [], 0, 0
             self.begin()
 
     def _count_loss(self, loss: WorkerLost) -> None:
@@ -195,8 +192,9 @@ class _Episode:
     def _step(self, prompt: str, text: str) -> None:
         response, info = self.task.format.parse(text), self.info
         action, legal = self.rules.choose(response, info, self.env.action_space, self.rng)
-        judged = self.task.judge(response, info)
-        self.true_steps += response.valid and bool(judged) and all(judged.values())
+        true = is_true_thought(self.task.judge(response, info))
+        self.judged_steps += true is not None
+        self.true_steps += response.valid and true is True
         self.observation, reward, terminated, truncated, self.info = self.env.step(action)
         self.ended = bool(terminated or truncated)
         self.transitions.append(
@@ -227,10 +225,9 @@ class _Episode:
             length=len(self.transitions),
             valid_steps=sum(t.response.valid for t in self.transitions),
             legal_steps=sum(t.legal for t in self.transitions),
+            judged_steps=self.judged_steps,
             true_steps=self.true_steps,
-            extra=dict(self.task.metrics(self.transitions)) if hasattr(self.task, "metrics") else {},
-            difficulty=self.task.difficulty(self.transitions[0].info) if hasattr(self.task, "difficulty") else None,
-            start=dict(self.task.describe_start(self.transitions[0].info))
-            if isinstance(self.task, ListsStarts)
-            else {},
+            extra=dict(self.task.metrics(self.transitions)),
+            difficulty=self.task.difficulty(self.transitions[0].info),
+            start=dict(self.task.describe_start(self.transitions[0].info)),
         )

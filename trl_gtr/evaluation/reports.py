@@ -47,6 +47,8 @@ class EpisodeResult:
     length: int
     valid_steps: int
     legal_steps: int
+    judged_steps: int
+    """Steps of which the task's `judge` knows whether the thought is true; 0 for a task without one."""
     true_steps: int
     extra: Mapping[str, float] = field(default_factory=dict)
     """What the task's own `metrics` says."""
@@ -75,9 +77,7 @@ class EvaluationReport:
         if not self.episodes:
             return f"{self.task}: no episode of {self.planned} was played to its end"
         played = f"{len(self.episodes)}" if self.complete else f"{len(self.episodes)} of {self.planned}"
-        m = self.metrics()
-        means = f"return {m['return']:+.2f}, true thoughts {m['true_thoughts']:.3f}"
-        return f"{self.task}: success {self.success}, {means}, {played} episodes"
+        return f"{self.task}: success {self.success}, return {self.mean_return:+.2f}, {played} episodes"
 
     @property
     def success(self) -> Rate:
@@ -105,6 +105,7 @@ class EvaluationReport:
             raise ValueError("No episode was played to its end, so there is nothing to measure.")
         steps = sum(e.length for e in self.episodes)
         solvable = self.success_solvable
+        judged = sum(e.judged_steps for e in self.episodes)
         metrics = {
             **_with_interval("success", self.success),
             # Left out where no deal could be won: there is no share of nothing.
@@ -113,7 +114,7 @@ class EvaluationReport:
             "length": steps / len(self.episodes),
             "valid": sum(e.valid_steps for e in self.episodes) / steps,
             "legal": sum(e.legal_steps for e in self.episodes) / steps,
-            "true_thoughts": sum(e.true_steps for e in self.episodes) / steps,
+            **({"true_thoughts": sum(e.true_steps for e in self.episodes) / judged} if judged else {}),
             "episodes": float(len(self.episodes)),
             **self.extra(),
         }

@@ -103,9 +103,8 @@ class RolloutCollector:
         """
         if self._rewound is not None:
             self.load_state_dict(self._rewound)
-        reopen = getattr(self.corrector, "reopen", None)
-        if reopen is not None:
-            reopen()  # an earlier run may have been interrupted
+        if self.corrector is not None:
+            self.corrector.reopen()  # an earlier run may have been interrupted
         if self.correction_workers is None:
             self.pool.workers = min(max(steps, MIN_CORRECTION_WORKERS), MAX_CORRECTION_WORKERS)
         pending = PendingCorrections(self.corrector, self.pool, len(self.images))
@@ -145,7 +144,7 @@ class RolloutCollector:
         if shortfall is not None and shortfall.concurrency > self._concurrency_named:  # not once an update
             self._concurrency_named = shortfall.concurrency
             logger.warning("%s", shortfall)
-        if stop_reason is None and getattr(self.corrector, "exhausted", False):
+        if stop_reason is None and self.corrector is not None and self.corrector.exhausted:
             stop_reason = "the corrector's budget is spent"
         return Rollout(
             transitions,

@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from ..tasks.base import FinesIllegalActions, Task
+from ..tasks.base import Task
 from ..types import Response
 
 INVALID_ACTION_PENALTY = -1.0
@@ -59,9 +59,7 @@ class PlayingRules:
 
         A skipped step costs no more than its -1.
         """
-        if legal or self.penalize or not isinstance(self.task, FinesIllegalActions):
-            return float(earned)
-        return float(earned) + self.task.illegal_reward
+        return float(earned) + (0.0 if legal or self.penalize else self.task.illegal_reward)
 
 
 class StepLimit(gym.Wrapper):

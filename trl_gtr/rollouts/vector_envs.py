@@ -16,7 +16,7 @@ from .workers import WorkerVectorEnv
 
 def in_processes(task: Task) -> bool:
     """Does the task want each of its environments in a process of its own?"""
-    return getattr(task, "vectorization", "sync") == "processes"
+    return task.vectorization == "processes"
 
 
 def make_vector_env(
@@ -24,8 +24,8 @@ def make_vector_env(
 ) -> LocalVectorEnv | WorkerVectorEnv:
     """Training environments, stepped together; autoreset in the same step."""
     if in_processes(rules.task):
-        options = getattr(rules.task, "worker_options", {})
-        return WorkerVectorEnv(rules.make_env, num_envs, pickle_environments=pickle_environments, **options)
+        options = {"pickle_environments": pickle_environments, **rules.task.worker_options}
+        return WorkerVectorEnv(rules.make_env, num_envs, **options)
     return LocalVectorEnv(rules.make_env, num_envs, pickle_environments=pickle_environments)
 
 

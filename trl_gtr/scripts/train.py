@@ -17,7 +17,7 @@ from rich.console import Console
 from transformers.integrations import is_tensorboard_available
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from ..config import MODEL_INIT_KWARGS, REFUSED_FIELDS, GTRConfig
+from ..config import MODEL_INIT_KWARGS, GTRConfig, refused_fields
 from ..correctors import CorrectorArguments
 from ..evaluation.evaluate import count_episodes
 from ..evaluation.reports import EvaluationReport
@@ -27,9 +27,10 @@ from ..report import write_report
 from ..responses.safe_text import printable
 from ..runs import output_folder
 from ..runs.manifest import Manifest, find_checkpoint
+from ..storage.plain_data import json_options
 from ..tasks import Task, make_task
 from ..trainer import GTRTrainer
-from .arguments import json_options as json_options, one_line_errors as one_line_errors, parse_arguments
+from .arguments import one_line_errors as one_line_errors, parse_arguments
 
 
 @dataclass
@@ -74,11 +75,16 @@ def parse(
         default_config=default_config,
         description=description,
         defaults={"report_to": "tensorboard" if is_tensorboard_available() else "none"},
-        hidden=REFUSED_FIELDS,
+        hidden=refused_fields(),
     )
     if script.torch_threads:
         torch.set_num_threads(script.torch_threads)
     return script, args, model_args, corrector_args
+
+
+def task_options(given: dict[str, Any] | str | None) -> dict[str, Any]:
+    """Options of a task, from a YAML file or, as JSON, from the command line."""
+    return json_options(given, "task_options", '{"history": 4}')
 
 
 def refuse_other_tasks(script: ScriptArguments, plays: str) -> None:
