@@ -25,7 +25,8 @@ from ..config import GTRConfig
 from ..distributed.means import Means
 from ..distributed.processes import Processes
 from ..guides.buffer import CorrectionBuffer, cloning_loss
-from ..policy.scoring import BatchShape, ScoredBatch, VLMPolicy
+from ..policy.scores import Scores
+from ..policy.scoring import BatchShape, VLMPolicy
 from ..types import Transition
 from . import ppo
 
@@ -147,7 +148,7 @@ class Updater:
         starts: Sequence[int],
         module: nn.Module | None = None,
         with_entropy: bool = False,
-    ) -> ScoredBatch:
+    ) -> Scores:
         """Log-probs and values as the loss sees them. Old log-probs come from here too: ratios start at 1."""
         return self.policy.score(
             module or self.module,
@@ -262,7 +263,7 @@ class Updater:
         self,
         experience: Experience,
         chosen: np.ndarray,
-        scored: ScoredBatch,
+        scored: Scores,
         stats: ppo.PolicyStats,
         means: Means,
         first: bool,
@@ -437,7 +438,7 @@ class Updater:
         return sum(total for total, _ in sums) / max(1, sum(count for _, count in sums))
 
 
-def _reference_kl(scored: ScoredBatch, reference: Sequence[Tensor]) -> Tensor:
+def _reference_kl(scored: Scores, reference: Sequence[Tensor]) -> Tensor:
     """k3 KL to the starting policy, mean over each response's tokens; (B,)."""
     padded = torch.nn.utils.rnn.pad_sequence(list(reference), batch_first=True)
     kl = ppo.kl_k3(scored.token_logprobs, padded)

@@ -11,7 +11,6 @@ import copy
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -32,6 +31,7 @@ from .loading import (
     unwrap_adapter,
 )
 from .prompts import PromptEncoder, pad_and_cat
+from .scores import Scores
 
 
 class ValueHead(nn.Module):
@@ -58,15 +58,17 @@ class ValueHead(nn.Module):
 
 
 class PolicyWithValue(nn.Module):
-    """A VLM and a value head on the same trunk."""
+    """A VLM and, where states are valued, a value head on the same trunk."""
 
-    def __init__(self, policy: nn.Module, value_head: nn.Module, detach_value: bool = False):
+    def __init__(self, policy: nn.Module, value_head: nn.Module | None, detach_value: bool = False):
         super().__init__()
         self.policy = policy
         self.value_head = value_head
         self.detach_value = detach_value
 
-    def forward(self, inputs: dict[str, torch.Tensor], response_length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, inputs: dict[str, torch.Tensor], response_length: int
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         return policy_and_value_forward(
             self.policy, self.value_head, inputs, response_length, detach_value=self.detach_value
         )
@@ -74,11 +76,11 @@ class PolicyWithValue(nn.Module):
 
 def policy_and_value_forward(
     policy: Any,
-    value_head: nn.Module,
+    value_head: nn.Module | None,
     inputs: dict[str, torch.Tensor],
     response_length: int,
     detach_value: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """One forward pass over `[prompt | response]`.
 
     Args:
@@ -88,7 +90,7 @@ def policy_and_value_forward(
 
     Returns:
         Logits `(B, response_length, V)`, each predicting the response token of its place, and values `(B,)` of the
-        state that the last prompt token has seen.
+        state that the last prompt token has seen; `None` without a value head.
     """
     kept = response_length + 1  # from the last prompt token on
     trunk_states: list[torch.Tensor] = []
@@ -108,28 +110,8 @@ def policy_and_value_forward(
             hook.remove()
         states = trunk_states[-1]
     state = states[:, -kept]
-    value = value_head(state.detach() if detach_value else state)
+    value = None if value_head is None else value_head(state.detach() if detach_value else state)
     return output.logits[:, -kept:-1], value
-
-
-@dataclass(frozen=True)
-class ScoredBatch:
-    """Log-probs and values of a batch; float32."""
-
-    logprob: torch.Tensor
-    """`(B,)`: action tokens + λ · thought tokens."""
-    thought_logprob: torch.Tensor
-    """`(B,)`: plain sum over the thought's tokens."""
-    action_logprob: torch.Tensor
-    """`(B,)`: plain sum over the action's tokens."""
-    value: torch.Tensor
-    """`(B,)`"""
-    token_logprobs: torch.Tensor
-    """`(B, T)`; 0 in padding."""
-    mask: torch.Tensor
-    """`(B, T)`, bool: where there is a token."""
-    entropy: torch.Tensor | None = None
-    """`(B,)`: mean over the response's tokens, without gradient; only if asked for."""
 
 
 class BatchShape(NamedTuple):
@@ -271,7 +253,7 @@ class VLMPolicy:
         *,
         with_entropy: bool = False,
         shape: BatchShape | None = None,
-    ) -> ScoredBatch:
+    ) -> Scores:
         """Log-probs of responses under the distribution that `generate` samples from, and the states' values.
 
         With a `shape` the batch is filled up to it. Kernels round by the shape of what they are given: under one shape
@@ -301,13 +283,14 @@ class VLMPolicy:
         total, thought, action = weighted_logprob(logprobs, mask, starts, thought_prob_coef)
         if entropy is not None:
             entropy = torch.where(mask, entropy, entropy.new_zeros(())).sum(1) / mask.sum(1)
-        return ScoredBatch(
+        return Scores(
             total[:samples],
             thought[:samples],
             action[:samples],
-            value[:samples],
             logprobs[:samples, :longest],
             mask[:samples, :longest],
+            starts[:samples],
+            None if value is None else value[:samples],
             None if entropy is None else entropy[:samples],
         )
 
