@@ -9,7 +9,6 @@ import json
 import logging
 import shutil
 import signal
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,7 +24,7 @@ from ..policy.loading import SAVED_BASE
 from ..distributed.processes import Processes
 from ..rollouts.collector import RolloutCollector
 from ..tasks.base import Task
-from ..guides.buffer import CorrectionBuffer
+from ..guides.base import Guide
 from ..distributed.trl_bridge import PPOBridge
 from ..types import Rollout
 from ..learning.update import Updater
@@ -40,12 +39,10 @@ class ResumableTrainer(PPOBridge):
     corrector: Any
     processes: Processes
     collector: RolloutCollector
-    buffer: CorrectionBuffer
+    guide: Guide
     updater: Updater
     env_steps: int = 0
     """Steps of all environments since the run began."""
-    failed_corrections: Counter[str]
-    """This process's failed corrections since the run began, by kind."""
     _saving_to: str | None = None
     _owns_output_dir: bool = False
     """This trainer has begun to write into the folder."""
@@ -58,7 +55,7 @@ class ResumableTrainer(PPOBridge):
         # DeepSpeed's processes save the optimizer together after this: a full disk must be known to all before.
         with self._failing_together(f"The policy could not be written to {folder}"):
             super().save_model(output_dir, _internal_call)
-            if self.args.should_save:
+            if self.args.should_save and value_head is not None:
                 checkpoints.save_value_head(folder, value_head, self.task.name)
 
     def _checkpoint_folder(self) -> Path:
@@ -105,15 +102,12 @@ class ResumableTrainer(PPOBridge):
             raise OSError(f"{what} ({listed}). Earlier checkpoints are intact: fix this and resume.") from error
 
     def _save_run_state(self, folder: Path) -> None:
-        corrector = self.corrector.state_dict() if hasattr(self.corrector, "state_dict") else None
         state = {
-            "corrector": corrector,
             "env_steps": self.env_steps,
-            "failed_corrections": self.failed_corrections,
             # A run that was given up begins to count anew, or it would end again at once.
             "skipped_in_a_row": 0 if self.updater.gave_up else self.updater.skipped_in_a_row,
         }
-        checkpoints.save_run_state(folder, self.processes.rank, self.buffer, self.collector, state)
+        checkpoints.save_run_state(folder, self.processes.rank, self.guide, self.collector, state)
         if self.args.should_save and not self.processes.deepspeed:
             torch.save(self.updater.state_dict(), folder / checkpoints.CLONING_FILE)
 
@@ -160,7 +154,8 @@ class ResumableTrainer(PPOBridge):
             self.load_deepspeed_checkpoint(checkpoint)
         else:
             checkpoints.load_policy_weights(checkpoint, trained.policy)
-            checkpoints.load_value_head(checkpoint, trained.value_head)
+            if trained.value_head is not None:
+                checkpoints.load_value_head(checkpoint, trained.value_head)
         self._load_optimizer_and_scheduler(checkpoint)
         self._load_scaler(checkpoint)
         if not self.processes.deepspeed:
@@ -176,11 +171,8 @@ class ResumableTrainer(PPOBridge):
         self.load_trainer_state(checkpoint)
         if self._checkpoint_folder().resolve() == Path(checkpoint).resolve():
             self._saved_step = self.state.global_step
-        checkpoints.load_run_state(checkpoint, rank, self.buffer, self.collector, exact=not allowed)
+        checkpoints.load_run_state(checkpoint, rank, self.guide, self.collector, exact=not allowed)
         self.env_steps, self.updater.skipped_in_a_row = state["env_steps"], state["skipped_in_a_row"]
-        self.failed_corrections = Counter(state.get("failed_corrections", {}))
-        if state["corrector"] is not None and hasattr(self.corrector, "load_state_dict"):
-            self.corrector.load_state_dict(state["corrector"])
         self._load_rng_state(checkpoint)  # last: whatever is made above may draw from them
 
     def _stop_early(self, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""What a resumed run needs beside the policy: value head, correction buffer, environments, counters.
+"""What a resumed run needs beside the policy: value head, guide, environments, counters.
 
 `Trainer` writes policy (an ordinary `from_pretrained` folder), optimizer, scheduler, random states and its own
 counters; the rest is here, in the same checkpoint folder. A checkpoint is written under another name and gets its own
@@ -29,11 +29,11 @@ from ..storage import plain_data
 from ..storage.files import sync
 from ..policy.loading import unwrap_adapter
 from ..rollouts.collector import RolloutCollector
-from ..guides.buffer import CorrectionBuffer
+from ..guides.base import Guide
 
 VALUE_HEAD_FILE = "value_head.safetensors"
 CLONING_FILE = "cloning_optimizer.pt"
-BUFFER_FILE = "correction_buffer_{rank}.npz"
+GUIDE_FILE = "guide_{rank}.pt"
 ENVIRONMENTS_FILE = "environments_{rank}.json.gz"
 STATE_FILE = "gtr_state_{rank}.json"
 CONTENTS_FILE = "gtr_contents.json"
@@ -160,11 +160,11 @@ def load_value_head(folder: str | Path, value_head: nn.Module) -> None:
 
 
 def save_run_state(
-    folder: str | Path, rank: int, buffer: CorrectionBuffer, collector: RolloutCollector, state: dict[str, Any]
+    folder: str | Path, rank: int, guide: Guide, collector: RolloutCollector, state: dict[str, Any]
 ) -> None:
     """What each process has for itself; `state` is plain JSON values."""
     folder = Path(folder)
-    np.savez(folder / BUFFER_FILE.format(rank=rank), **buffer.state_dict())  # type: ignore[arg-type]
+    torch.save(guide.state_dict(), folder / GUIDE_FILE.format(rank=rank))
     with gzip.open(folder / ENVIRONMENTS_FILE.format(rank=rank), "wt", compresslevel=1) as file:
         json.dump(plain_data.encode(collector.state_dict()), file)
     (folder / STATE_FILE.format(rank=rank)).write_text(json.dumps(state, indent=2))
@@ -175,12 +175,11 @@ def read_run_state(folder: str | Path, rank: int) -> dict[str, Any]:
 
 
 def load_run_state(
-    folder: str | Path, rank: int, buffer: CorrectionBuffer, collector: RolloutCollector, exact: bool = True
+    folder: str | Path, rank: int, guide: Guide, collector: RolloutCollector, exact: bool = True
 ) -> None:
     """For `exact` see `RolloutCollector.load_state_dict`."""
     folder = Path(folder)
-    with np.load(folder / BUFFER_FILE.format(rank=rank), allow_pickle=False) as arrays:
-        buffer.load_state_dict(dict(arrays))
+    guide.load_state_dict(torch.load(folder / GUIDE_FILE.format(rank=rank), map_location="cpu", weights_only=True))
     file = folder / ENVIRONMENTS_FILE.format(rank=rank)
     try:
         environments = plain_data.decode(json.loads(gzip.decompress(file.read_bytes())))
