@@ -1,7 +1,6 @@
 """`trl_gtr.guides.buffer`: what the correction buffer keeps and draws."""
 
 import io
-import math
 import tracemalloc
 
 import numpy as np

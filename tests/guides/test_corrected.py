@@ -32,7 +32,9 @@ def attached(guide, policy, tmp_path, **settings):
 
 
 def judged(*corrections):
-    played = rollout([[0.0] for _ in corrections], response=TASK.format.parse('{"thoughts": "it is", "action": "red"}'))
+    played = rollout(
+        [[0.0] for _ in corrections], response=TASK.format.parse('{"thoughts": "it is", "action": "red"}')
+    )
     played.corrections = list(corrections)
     return played
 

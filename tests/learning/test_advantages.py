@@ -312,7 +312,7 @@ def test_an_estimator_needs_nothing_unless_it_says_so(tmp_path):
 
 
 def test_settings_that_do_not_fit_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="Plain trains no value head.*leave `value_warmup_updates` out"):
+    with pytest.raises(ValueError, match=r"Plain trains no value head.*leave `value_warmup_updates` out"):
         Plain().check(quiet_config(tmp_path, value_warmup_updates=1))
     with pytest.raises(ValueError, match="Grouped compares episodes"):
         Grouped().check(quiet_config(tmp_path))

@@ -17,6 +17,7 @@ from trl_gtr.learning.losses import (
 )
 from trl_gtr.policy.scores import Scores
 
+
 def loss_and_gradient(log_ratio, advantage, dual_clip=3.0):
     logprob = torch.tensor([log_ratio], requires_grad=True)
     loss, stats = policy_loss(logprob, torch.zeros(1), torch.tensor([advantage]), cliprange=0.1, dual_clip=dual_clip)
@@ -90,7 +91,11 @@ class TestPolicyLoss:
         actions = torch.tensor([0, 1, 2])
         old = torch.log_softmax(logits, dim=0).detach()[actions]
         loss, _ = policy_loss(
-            torch.log_softmax(logits, dim=0)[actions], old, torch.tensor([1.0, 0.0, -1.0]), cliprange=0.1, dual_clip=3.0
+            torch.log_softmax(logits, dim=0)[actions],
+            old,
+            torch.tensor([1.0, 0.0, -1.0]),
+            cliprange=0.1,
+            dual_clip=3.0,
         )
         loss.mean().backward()
         assert logits.grad is not None
