@@ -11,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -25,7 +26,7 @@ from .correctors.base import Corrector
 from .distributed.means import Means
 from .distributed.processes import Processes
 from .distributed.signals import StopSignals
-from .distributed.trl_bridge import unwrap_model_for_generation
+from .distributed.trl_bridge import PPOBridge, unwrap_model_for_generation
 from .evaluation.agents import PolicyAgent
 from .evaluation.evaluate import EvaluationReport, count_episodes, evaluate_agent
 from .guides.base import Guide, GuidedRun
@@ -40,16 +41,19 @@ from .policy.loading import load_or_take
 from .policy.scoring import ValueHead, VLMPolicy
 from .rollouts.collector import Clock, RolloutCollector
 from .runs.callbacks import GTRProgressCallback, logging_callbacks
-from .runs.checkpointer import ResumableTrainer
+from .runs.checkpointer import Part, RunCheckpointer, RunCounters
+from .runs.manifest import describe_run
 from .runs.rollout_metrics import print_completions
+from .runs.stopping import RunStopper
 from .runs.update_metrics import update_metrics
+from .storage.state_files import TENSORS
 from .tasks.base import Task
 from .types import Generation, Rollout
 
 logger = logging.getLogger(__name__)
 
 
-class GTRTrainer(ResumableTrainer):
+class GTRTrainer(PPOBridge):
     """Trains a vision-language model to act: PPO on its actions, thought cloning on its corrected thoughts.
 
     Args:
@@ -130,9 +134,29 @@ class GTRTrainer(ResumableTrainer):
         self.updater = Updater(
             args, self.accelerator, self.processes, scorer, self.optimizer, objective, self.guide.buffer
         )
-        self.signals = StopSignals()
+        self.signals, self.counters = StopSignals(), RunCounters()
         self.last_evaluation: EvaluationReport | None = None
         self._last_loss = math.nan
+        self.checkpointer = self._make_checkpointer()
+        self.stopper = RunStopper(
+            self.processes,
+            self.checkpointer,
+            self.collector,
+            save=None if args.save_strategy == "no" else lambda: self._save_checkpoint(self.model, trial=None),
+            end=self._end,
+        )
+
+    def _make_checkpointer(self) -> RunCheckpointer:
+        """It is handed all that has state beside what `Trainer` saves."""
+        adapter = self.trained.policy.active_peft_config.to_dict() if self.is_peft_model else {}
+        parts = {
+            "guide": Part(self.guide, TENSORS),
+            "environments": Part(self.collector),
+            "updater": Part(self.updater, TENSORS, shared=True),
+            "counters": Part(self.counters),
+        }
+        manifest = describe_run(self.task, self.corrector, adapter, self.args)
+        return RunCheckpointer(self.args, self.processes, manifest, parts)
 
     def _add_callbacks(self) -> None:
         args, handler = self.args, self.callback_handler
@@ -148,7 +172,7 @@ class GTRTrainer(ResumableTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
         """Collect, learn, repeat, for `num_updates` updates."""
         started = time.perf_counter()
-        self._begin(self._checkpoint_to_resume(resume_from_checkpoint))
+        self._begin(self.checkpointer.find(resume_from_checkpoint))
         try:
             with StopSignals() as self.signals:
                 while self.state.global_step < self.args.num_updates and not self.control.should_training_stop:
@@ -161,20 +185,26 @@ class GTRTrainer(ResumableTrainer):
                         self.updater.update(experience, update, means)  # 4. learn
                     self.guide.after_update(self.trained.policy)
                     self._finish_update(rollout, experience, means, rollout.times | clock.seconds)  # 5. log, save
-                    self._stop_where_needed(rollout)
-                self._stop_if_told(self.processes.gather(self.signals.received))
+                    if self.stopper.stop_if_spent(self.state.global_step, rollout.stop_reason):
+                        self.control.should_training_stop = True
+                    self.stopper.raise_if_diverged(self.state.global_step, self.updater)
+                self.stopper.stop_on_signal(self.state.global_step, self.processes.gather(self.signals.received))
         except BaseException:
             self.guide.close()
             raise
-        self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+        self._end()
         return TrainOutput(self.state.global_step, self._last_loss, {"train_runtime": time.perf_counter() - started})
+
+    def _end(self) -> None:
+        self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
 
     def _begin(self, checkpoint: str | None) -> None:
         args = self.args
         self._last_loss = math.nan
-        self._claim_output_dir(checkpoint)
+        self.checkpointer.claim_output_dir(checkpoint)
         if checkpoint is not None:
-            self._resume(checkpoint)
+            self.checkpointer.load(checkpoint, self.load_checkpoint)
+            self._load_rng_state(checkpoint)  # last: whatever is loaded above may draw random numbers
         # After resuming: a run may be made longer.
         self.state.max_steps, self.state.num_train_epochs = args.num_updates, 1
         self.state.compute_steps(args, args.num_updates)
@@ -188,7 +218,7 @@ class GTRTrainer(ResumableTrainer):
     def _collect(self) -> Rollout:
         """This process's rollout, once all processes have theirs."""
         args, start = self.args, time.perf_counter()
-        before = self._before_collection()
+        before = self.stopper.snapshot(self.state.global_step)
         rollout, fault = Rollout([], [], [], []), None
         with self._acting_policy():
             try:
@@ -201,12 +231,12 @@ class GTRTrainer(ResumableTrainer):
             except FloatingPointError as error:  # the others must hear of it, or they wait
                 fault = str(error)
             seconds = time.perf_counter() - start
-            rollout.times["wait_for_processes"] = self.processes.meet("collection")
+            rollout.times["wait_for_processes"] = self.processes.barrier("collection")
         made = len(rollout) // self.collector.envs.num_envs
         reports = self.processes.gather((made, seconds, self.signals.received, fault))
         made_by_each, spent_by_each, received, faults = zip(*reports, strict=True)
-        self._stop_if_told(received, faults, before)
-        if self.processes.count > 1:
+        self.stopper.stop_on_signal(self.state.global_step, received, faults, before)
+        if self.processes.world_size > 1:
             rollout.times |= {f"collect_rank_{rank}": spent for rank, spent in enumerate(spent_by_each)}
         for rank, (made, spent) in enumerate(zip(made_by_each, spent_by_each, strict=True)):
             if made < args.rollout_steps and self.is_world_process_zero():
@@ -229,7 +259,7 @@ class GTRTrainer(ResumableTrainer):
         state.global_step += 1
         state.episode += int(self.processes.sum(len(rollout.episodes)))
         state.epoch = state.global_step / args.num_updates
-        self.env_steps += experience.env_steps
+        self.counters.env_steps += experience.env_steps
         self.control = self.callback_handler.call_event(
             "on_step_end", args, state, self.control, rollout=rollout, experience=experience
         )
@@ -238,7 +268,9 @@ class GTRTrainer(ResumableTrainer):
                 rollout, experience, means, seconds, task=self.task, guide=self.guide, processes=self.processes
             )
             self._last_loss = metrics.get("loss/total", math.nan)
-            self.log(metrics | {"env_steps": self.env_steps, "episode/count": state.episode, "lr": learning_rate})
+            self.log(
+                metrics | {"env_steps": self.counters.env_steps, "episode/count": state.episode, "lr": learning_rate}
+            )
             if args.log_completions and self.is_world_process_zero():
                 advantages = experience.advantages.cpu().numpy()
                 print_completions(rollout, args.num_completions_to_print, state.global_step, advantages)
@@ -247,6 +279,22 @@ class GTRTrainer(ResumableTrainer):
         if self.control.should_save:
             self._save_checkpoint(self.model, trial=None)
             self.control = self.callback_handler.on_save(args, state, self.control)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Policy (or adapter) as an ordinary `from_pretrained` folder, with value head and manifest beside it."""
+        folder = output_dir or self.args.output_dir
+        # DeepSpeed's processes save the optimizer together after this: a full disk must be known to all before.
+        with self.checkpointer.writing(f"The policy could not be written to {folder}"):
+            super().save_model(output_dir, _internal_call)
+            if self.args.should_save:
+                self.checkpointer.manifest.write(folder)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        save_trainer = partial(super()._save_checkpoint, model, trial)
+        self.checkpointer.save(self.state.global_step, save_trainer)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self.checkpointer.writes_into)
 
     def evaluate(
         self,
@@ -257,9 +305,9 @@ class GTRTrainer(ResumableTrainer):
         """Play whole episodes without cuts and log success, return and the rest under `eval_*`."""
         args, task = self.args, eval_task or self.eval_task
         count = count_episodes(task, episodes or args.eval_episodes)
-        mine = range(self.processes.rank, count, self.processes.count)
+        mine = range(self.processes.rank, count, self.processes.world_size)
         agent = PolicyAgent(lambda prompts, images: self._generate(prompts, images, greedy=args.eval_greedy))
-        several = self.processes.count > 1
+        several = self.processes.world_size > 1
         end = time.monotonic() + (args.ddp_timeout / 2 if several else math.inf)  # nobody waits longer for a slow one
         # Its own random numbers: how often one evaluates must not change what is learned.
         with torch.random.fork_rng(), torch.no_grad(), self._acting_policy():
@@ -273,7 +321,7 @@ class GTRTrainer(ResumableTrainer):
                 invalid_action=args.invalid_action,
                 stopped=lambda: self.signals.received is not None or time.monotonic() > end,
             ).episodes
-            self.processes.meet("evaluation")
+            self.processes.barrier("evaluation")
         received, by_process = zip(*self.processes.gather((self.signals.received, played)), strict=True)
         if any(received):
             return {}  # the run is about to stop; half an evaluation would be in its log
@@ -324,6 +372,7 @@ def _make_collector(task: Task, generate: Any, corrector: Corrector | None, args
         seed=args.seed,
         invalid_action=args.invalid_action,
         pickle_environments=args.pickle_environments,
+        exact_resume=not args.allow_changed_config,
     )
 
 

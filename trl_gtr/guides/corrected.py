@@ -70,6 +70,8 @@ class CorrectedThoughts(Guide):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if not state:
+            return  # of a run without corrections, with `allow_changed_config`
         if self.buffer is not None:
             self.buffer.load_state_dict(state["buffer"])
         self.failures = Counter(state["failures"])

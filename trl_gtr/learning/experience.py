@@ -219,7 +219,7 @@ class ExperienceMaker:
 
     def _learned(self, steps: Sequence[Transition], kept: Tensor | None) -> np.ndarray:
         """Of all processes."""
-        own_envs = self.args.num_envs // self.processes.count
+        own_envs = self.args.num_envs // self.processes.world_size
         first = self.processes.rank * own_envs
         flags = None if kept is None else kept.tolist()
         own = learned_steps(steps, range(first, first + own_envs), self.args.rollout_steps, flags)

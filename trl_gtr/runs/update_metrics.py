@@ -46,7 +46,7 @@ def update_metrics(
     metrics = value_metrics(experience, means, processes)
     metrics = means.reduce(gather) | metrics
     # This is no mean: it needs everybody's steps in one place.
-    everything = rollout if processes.count == 1 else _joined(gather(without_images(rollout)))
+    everything = rollout if processes.world_size == 1 else _joined(gather(without_images(rollout)))
     slowest = max(gather(sum(seconds[name] for name in seconds if not name.startswith("collect_rank"))))
     labels, images = (0, 0) if guide.buffer is None else (len(guide.buffer), guide.buffer.num_images)
     return {
