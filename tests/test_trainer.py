@@ -599,14 +599,6 @@ def test_log_completions_shows_steps_and_reads_no_markup(make_trainer, capsys):
     assert "correction" in shown
 
 
-def test_rewards_are_scaled_by_the_task_or_the_settings(make_trainer):
-    class TenTimes(ColourTask):
-        reward_scale = 0.1
-
-    for scale, expected in ((None, 0.1), (0.5, 0.5)):
-        assert make_trainer(task=TenTimes(), reward_scale=scale).estimator.reward_scale == expected
-
-
 def test_settings_reach_the_place_where_they_matter(make_trainer, monkeypatch):
     seen = {}
     policy_loss, value_loss = losses.policy_loss, losses.value_loss

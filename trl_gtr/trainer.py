@@ -32,7 +32,7 @@ from .evaluation.evaluate import EvaluationReport, count_episodes, evaluate_agen
 from .guides.base import Guide, GuidedRun
 from .guides.corrected import choose_guide
 from .guides.sft_data import corrections_dataset
-from .learning.advantages import GAE, AdvantageEstimator
+from .learning.advantages import AdvantageEstimator, choose_estimator
 from .learning.experience import Experience, ExperienceMaker, Scorer
 from .learning.losses import ResponseRatio
 from .learning.update import Updater
@@ -105,9 +105,7 @@ class GTRTrainer(PPOBridge):
         self.guide = choose_guide(guide, corrector, args)
         self.guide.check(task)
         self.corrector = self.guide.corrector
-        reward_scale = args.reward_scale or float(getattr(task, "reward_scale", 1.0))
-        self.estimator = advantage_estimator or GAE.from_config(args, reward_scale)
-        self.estimator.check(args)
+        self.estimator = choose_estimator(advantage_estimator, args, task)
         if args.eval_strategy != "no":
             count_episodes(self.eval_task, args.eval_episodes)  # raises now, not after the first update
         check_start(model, peft_config, with_reference=args.kl_coef > 0)
@@ -119,32 +117,25 @@ class GTRTrainer(PPOBridge):
         hidden_size = model.config.get_text_config().hidden_size
         value_head = ValueHead(hidden_size, args.value_head_sizes) if self.estimator.needs_values else None
         self.policy = _make_policy(model, processing_class, args)
-        parts = {"callbacks": callbacks, "optimizers": optimizers, "peft_config": peft_config}
-        super().__init__(args, model, value_head, processing_class, **parts)
+        given = {"callbacks": callbacks, "optimizers": optimizers, "peft_config": peft_config}
+        super().__init__(args, model, value_head, processing_class, **given)
         self.processes = Processes(self.accelerator, args.ddp_timeout)
         self.processes.share_weights(self.trained)
         self._add_callbacks()
         scorer = Scorer(args, self.policy, self.network, self.processes)
-        run = GuidedRun(args, task, self.policy, self.trained.policy, self.processes, scorer.score_all)
-        self.guide.attach(run)
-        self.make_experience = ExperienceMaker(
-            args, scorer, self.estimator, self.guide, self.processes, self.reference_network
-        )
+        model = self.trained.policy
+        self.guide.attach(GuidedRun(args, task, self.policy, model, self.processes, scorer.score_all))
+        parts = self.estimator, self.guide, self.processes, self.reference_network
+        self.make_experience = ExperienceMaker(args, scorer, *parts)
         objective = ResponseRatio(args.cliprange, args.dual_clip)
         self.updater = Updater(
             args, self.accelerator, self.processes, scorer, self.optimizer, objective, self.guide.buffer
         )
         self.signals, self.counters = StopSignals(), RunCounters()
-        self.last_evaluation: EvaluationReport | None = None
         self._last_loss = math.nan
         self.checkpointer = self._make_checkpointer()
-        self.stopper = RunStopper(
-            self.processes,
-            self.checkpointer,
-            self.collector,
-            save=None if args.save_strategy == "no" else lambda: self._save_checkpoint(self.model, trial=None),
-            end=self._end,
-        )
+        save = None if args.save_strategy == "no" else lambda: self._save_checkpoint(self.model, trial=None)
+        self.stopper = RunStopper(self.processes, self.checkpointer, self.collector, save=save, end=self._end)
 
     def _make_checkpointer(self) -> RunCheckpointer:
         """It is handed all that has state beside what `Trainer` saves."""
@@ -238,15 +229,10 @@ class GTRTrainer(PPOBridge):
         self.stopper.stop_on_signal(self.state.global_step, received, faults, before)
         if self.processes.world_size > 1:
             rollout.times |= {f"collect_rank_{rank}": spent for rank, spent in enumerate(spent_by_each)}
+        late = "Process %d ran out of time (rollout_timeout): it hands in %d of %d steps after %.1f s."
         for rank, (made, spent) in enumerate(zip(made_by_each, spent_by_each, strict=True)):
             if made < args.rollout_steps and self.is_world_process_zero():
-                logger.warning(
-                    "Process %d ran out of time (rollout_timeout): it hands in %d of %d steps after %.1f s.",
-                    rank,
-                    made,
-                    args.rollout_steps,
-                    spent,
-                )
+                logger.warning(late, rank, made, args.rollout_steps, spent)
         return rollout
 
     def _finish_update(
@@ -361,14 +347,14 @@ class GTRTrainer(PPOBridge):
 
 
 def _make_collector(task: Task, generate: Any, corrector: Corrector | None, args: GTRConfig) -> RolloutCollector:
-    """Of this process's environments."""
-    local_envs = args.num_envs // PartialState().num_processes
+    """A collector of this process's share of the run's environments."""
+    num_envs = args.num_envs // PartialState().num_processes
     return RolloutCollector(
         task,
         generate,
         corrector,
-        num_envs=local_envs,
-        first_index=PartialState().process_index * local_envs,
+        num_envs=num_envs,
+        first_index=PartialState().process_index * num_envs,
         seed=args.seed,
         invalid_action=args.invalid_action,
         pickle_environments=args.pickle_environments,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from rollout_cases import rollout, transition
-from toy import quiet_config
+from toy import ColourTask, quiet_config
 
 from trl_gtr.learning.advantages import (
     GAE,
@@ -14,6 +14,7 @@ from trl_gtr.learning.advantages import (
     Advantages,
     Values,
     advantage_moments,
+    choose_estimator,
     gae,
     normalize_advantages,
 )
@@ -315,4 +316,16 @@ def test_settings_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"Plain trains no value head.*leave `value_warmup_updates` out"):
         Plain().check(quiet_config(tmp_path, value_warmup_updates=1))
     with pytest.raises(ValueError, match="Grouped compares episodes"):
-        Grouped().check(quiet_config(tmp_path))
+        choose_estimator(Grouped(), quiet_config(tmp_path), ColourTask())
+
+
+def test_gae_is_chosen_and_scaled_by_the_settings_or_the_task(tmp_path):
+    class TenTimes(ColourTask):
+        reward_scale = 0.1
+
+    given = Plain()
+    assert choose_estimator(given, quiet_config(tmp_path), TenTimes()) is given
+    for scale, expected in ((None, 0.1), (0.5, 0.5)):
+        estimator = choose_estimator(None, quiet_config(tmp_path, reward_scale=scale), TenTimes())
+        assert isinstance(estimator, GAE)
+        assert estimator.reward_scale == expected

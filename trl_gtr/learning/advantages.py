@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..config import GTRConfig
+from ..tasks.base import Task
 from ..types import Rollout
 from .losses import same_shape
 
@@ -74,11 +75,6 @@ class AdvantageEstimator(ABC):
                 f"{type(self).__name__} trains no value head, so that there is nothing to warm up: leave "
                 "`value_warmup_updates` out."
             )
-        if self.needs_groups:
-            raise ValueError(
-                f"{type(self).__name__} compares episodes that begin in the same state, and the collector can't play "
-                "such groups. Use an estimator that doesn't need groups, such as GAE."
-            )
 
 
 @dataclass(frozen=True)
@@ -129,6 +125,19 @@ class GAE(AdvantageEstimator):
     def normalize(self, advantages: Tensor, gather: Callable[[Any], list[Any]]) -> Tensor:
         """Over all processes' steps together."""
         return normalize_advantages(advantages, sum(gather(advantage_moments(advantages).cpu())), self.min_std)
+
+
+def choose_estimator(given: AdvantageEstimator | None, args: GTRConfig, task: Task) -> AdvantageEstimator:
+    """The estimator that was given, or GAE with these settings; checked."""
+    reward_scale = args.reward_scale or float(getattr(task, "reward_scale", 1.0))
+    estimator = given or GAE.from_config(args, reward_scale)
+    estimator.check(args)
+    if estimator.needs_groups:
+        raise ValueError(
+            f"{type(estimator).__name__} compares episodes that begin in the same state, and the collector doesn't "
+            "play such groups. Use an estimator that needs none, such as GAE."
+        )
+    return estimator
 
 
 def _numbers(values: Sequence[float], like: Tensor) -> Tensor:
