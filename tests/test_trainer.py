@@ -366,6 +366,24 @@ def test_without_values_there_is_no_value_head(make_trainer, tmp_path, monkeypat
     assert not (tmp_path / "saved" / "value_head.safetensors").exists()
 
 
+def test_a_critic_free_run_resumes_to_the_same_curve(make_trainer, tmp_path):
+    def trainer(folder):
+        return make_trainer(
+            output_dir=str(tmp_path / folder),
+            save_strategy="steps",
+            save_steps=1,
+            trainer_kwargs={"advantage_estimator": OwnReward()},
+        )
+
+    whole, resumed = trainer("whole"), trainer("resumed")
+    whole.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-1"))
+    assert not list((tmp_path / "whole").rglob("value_head*"))
+    assert steady(resumed.state.log_history) == steady(whole.state.log_history)
+    final, again = parameters(whole.trained), parameters(resumed.trained)
+    assert all(torch.equal(final[name], again[name]) for name in final)
+
+
 def test_a_critic_free_run_takes_a_users_optimizer(make_trainer):
     model, processor = build_toy_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
