@@ -1,4 +1,4 @@
-"""GTRTrainer: TRL's PPO trainer for vision-language agents whose thoughts a corrector mends.
+"""GTRTrainer: TRL's PPO trainer for vision-language agents whose thoughts a guide corrects.
 
 The algorithm is [`GTRTrainer.train`]; each of its steps is one method below it.
 """
@@ -39,6 +39,7 @@ from .learning.update import Updater
 from .policy.adapters import check_start, ensure_named_base
 from .policy.loading import load_or_take
 from .policy.scoring import ValueHead, VLMPolicy
+from .rollouts.all_ranks import collect_on_all_ranks
 from .rollouts.collector import Clock, RolloutCollector
 from .runs.callbacks import GTRProgressCallback, logging_callbacks
 from .runs.checkpointer import Part, RunCheckpointer, RunCounters
@@ -208,32 +209,21 @@ class GTRTrainer(PPOBridge):
     @torch.no_grad()
     def _collect(self) -> Rollout:
         """This process's rollout, once all processes have theirs."""
-        args, start = self.args, time.perf_counter()
-        before = self.stopper.snapshot(self.state.global_step)
-        rollout, fault = Rollout([], [], [], []), None
+        args, step = self.args, self.state.global_step
+        play = partial(
+            self.collector.collect,
+            args.rollout_steps,
+            timeout=args.rollout_deadline,
+            correction_timeout=args.correction_deadline,
+            stopped=lambda: self.signals.received is not None,
+        )
+        before = self.stopper.snapshot(step)
         with self._acting_policy():
-            try:
-                rollout = self.collector.collect(
-                    args.rollout_steps,
-                    timeout=args.rollout_deadline,
-                    correction_timeout=args.correction_deadline,
-                    stopped=lambda: self.signals.received is not None,
-                )
-            except FloatingPointError as error:  # the others must hear of it, or they wait
-                fault = str(error)
-            seconds = time.perf_counter() - start
-            rollout.times["wait_for_processes"] = self.processes.barrier("collection")
-        made = len(rollout) // self.collector.envs.num_envs
-        reports = self.processes.gather((made, seconds, self.signals.received, fault))
-        made_by_each, spent_by_each, received, faults = zip(*reports, strict=True)
-        self.stopper.stop_on_signal(self.state.global_step, received, faults, before)
-        if self.processes.world_size > 1:
-            rollout.times |= {f"collect_rank_{rank}": spent for rank, spent in enumerate(spent_by_each)}
-        late = "Process %d ran out of time (rollout_timeout): it hands in %d of %d steps after %.1f s."
-        for rank, (made, spent) in enumerate(zip(made_by_each, spent_by_each, strict=True)):
-            if made < args.rollout_steps and self.is_world_process_zero():
-                logger.warning(late, rank, made, args.rollout_steps, spent)
-        return rollout
+            collected = collect_on_all_ranks(play, self.processes, lambda: self.signals.received)
+        self.stopper.stop_on_signal(step, collected.received, collected.faults, before)
+        if self.is_world_process_zero():
+            collected.warn_of_late(planned=args.rollout_steps * self.collector.envs.num_envs)
+        return collected.rollout
 
     def _finish_update(
         self, rollout: Rollout, experience: Experience, means: Means, seconds: dict[str, float]
