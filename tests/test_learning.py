@@ -10,7 +10,7 @@ from toy import ColourTask, quiet_config
 
 from trl_gtr import load_policy, make_task
 from trl_gtr.correctors import ExpertCorrector
-from trl_gtr.learning import ppo, update
+from trl_gtr.learning import losses, update
 from trl_gtr.scripts import train as launch
 from trl_gtr.trainer import GTRTrainer
 
@@ -58,12 +58,12 @@ def test_blank_images_teach_nothing(toy_checkpoint, tmp_path, method):
 
 
 def test_a_flipped_policy_loss_shows(toy_checkpoint, tmp_path, monkeypatch):
-    real = ppo.policy_loss
+    real = losses.policy_loss
 
     def flipped(logprob, old_logprob, advantages, *args):
         return real(logprob, old_logprob, -advantages, *args)
 
-    monkeypatch.setattr(ppo, "policy_loss", flipped)
+    monkeypatch.setattr(losses, "policy_loss", flipped)
     assert learn(toy_checkpoint, tmp_path, GTR, updates=20)["success"] < 0.5
 
 

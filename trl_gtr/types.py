@@ -228,7 +228,7 @@ class Transition:
     terminated: bool
     truncated: bool
     bootstrap: bool
-    """Whether the value of the final observation belongs into this step's target (see `ppo.gae`)."""
+    """Whether the value of the final observation belongs into this step's target (see `advantages.gae`)."""
     legal: bool
     """A valid response that names a legal action; otherwise `invalid_action` decided what happened."""
     info: Mapping[str, Any]

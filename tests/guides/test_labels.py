@@ -11,9 +11,10 @@ import pytest
 import torch
 import transformers
 from alfworld_cases import INFO as ALFWORLD_INFO, RIGHT as ALFWORLD_THOUGHT
+from rollout_cases import transition
 from tokenizer_cases import mistral, sentencepiece_like
 from tokenizers import normalizers
-from toy import build_toy_model
+from toy import ColourTask, build_toy_model
 from vlms import FAMILIES, TEXT, VISION, character_tokenizer, chat_template, component, load_family, save_family
 
 from trl_gtr import make_task, tiny_llava
@@ -234,3 +235,32 @@ def test_a_prompt_that_spells_special_tokens_shows_one_image(
     assert counts[0] == counts[1] == counts[2] > 0
     assert caplog.text.count("A prompt spells a special token") == 1
     assert len(TransformersEngine(policy, model).generate([spelt], [image])) == 1
+
+
+def toy_labels(processor: Any = None, clone: str = "corrected_thoughts") -> LabelMaker:
+    model, own = build_toy_model()
+    return maker(VLMPolicy(model, processor or own), ColourTask(), clone)
+
+
+def test_labels_end_before_the_action_where_a_tokenizer_normalises() -> None:
+    """Composed and decomposed accents: the ids spell another number of characters than was rendered."""
+    processor = build_toy_model()[1]
+    processor.tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace("é", "e")]
+    )
+    labels = toy_labels(processor)
+    thought = {"thoughts": "it is re\u0301\u0065\u0301\u0065\u0301d"}
+    label = labels.label(transition(), Correction("corrected", thought=thought, action="blue"))
+    assert label is not None
+    assert label.flaw is None
+    assert label.num_labels > 0
+    assert "action" not in labels.policy.spans.text(label.ids[: label.num_labels])
+
+
+def test_half_a_character_is_no_label() -> None:
+    labels = toy_labels(clone="thoughts")
+    response = labels.task.format.parse('{"thoughts": "it is \\ud800", "action": "red"}')
+    assert response.valid
+    label = labels.label(transition(response=response), Correction("right", action="red"))
+    assert label is not None
+    assert (len(label.ids), label.num_labels, label.flaw) == (0, 0, "half_characters")

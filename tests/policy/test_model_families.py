@@ -35,7 +35,7 @@ def test_an_update_with_lora(family, tiny_vlm, tmp_path):
     trainer = GTRTrainer(model, args, task, ExpertCorrector(), processing_class=processor, peft_config=lora)
     # A random model never writes JSON, so nobody corrects it: hand it a lesson.
     ids = trainer.policy.encode_response(ANSWER)
-    trainer.buffer.add("Which colour?", some_images(1)[0], ids, len(ids))
+    trainer.guide.buffer.add("Which colour?", some_images(1)[0], ids, len(ids))
     trainer.train()
     logs = trainer.state.log_history
     assert all(entry["policy/ratio_start_max_dev"] < 1e-3 for entry in logs)

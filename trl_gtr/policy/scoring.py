@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -20,27 +19,8 @@ from ..types import Generation
 from .loading import check_processor, eos_token_ids, pad_token_id, positions_follow_mask, suppressed_tokens
 from .logprobs import token_logprobs, weighted_logprob
 from .prompts import PromptEncoder, pad_and_cat
+from .scores import Scores
 from .spans import SpanFinder
-
-
-@dataclass(frozen=True)
-class ScoredBatch:
-    """Log-probs and values of a batch; float32."""
-
-    logprob: torch.Tensor
-    """`(B,)`: action tokens + λ · thought tokens."""
-    thought_logprob: torch.Tensor
-    """`(B,)`: plain sum over the thought's tokens."""
-    action_logprob: torch.Tensor
-    """`(B,)`: plain sum over the action's tokens."""
-    value: torch.Tensor | None
-    """`(B,)`; `None` if the network has no value head."""
-    token_logprobs: torch.Tensor
-    """`(B, T)`; 0 in padding."""
-    mask: torch.Tensor
-    """`(B, T)`, bool: where there is a token."""
-    entropy: torch.Tensor | None = None
-    """`(B,)`: mean over the response's tokens, without gradient; only if asked for."""
 
 
 class BatchShape(NamedTuple):
@@ -60,7 +40,9 @@ class VLMPolicy:
     Args:
         model: where the ids of EOS and padding, the vocabulary's size and the image tokens are read from.
         processor: the model's processor.
-        temperature, repetition_penalty, max_completion_length: of sampling; scoring knows them too.
+        temperature: of sampling; scoring applies it too.
+        repetition_penalty: likewise.
+        max_completion_length: most new tokens of a response.
         feature_cache_bytes: memory for processed prompts and images. What does not fit is processed again.
     """
 
@@ -133,7 +115,7 @@ class VLMPolicy:
         *,
         with_entropy: bool = False,
         shape: BatchShape | None = None,
-    ) -> ScoredBatch:
+    ) -> Scores:
         """Log-probs of responses under the distribution that an engine samples from, and the states' values.
 
         With a `shape` the batch is filled up to it. Kernels round by the shape of what they are given: under one shape
@@ -163,13 +145,14 @@ class VLMPolicy:
         total, thought, action = weighted_logprob(logprobs, mask, starts, thought_prob_coef)
         if entropy is not None:
             entropy = torch.where(mask, entropy, entropy.new_zeros(())).sum(1) / mask.sum(1)
-        return ScoredBatch(
+        return Scores(
             total[:samples],
             thought[:samples],
             action[:samples],
-            None if value is None else value[:samples],
             logprobs[:samples, :longest],
             mask[:samples, :longest],
+            starts[:samples],
+            None if value is None else value[:samples],
             None if entropy is None else entropy[:samples],
         )
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -62,17 +61,15 @@ class RunCounters:
 
     Args:
         env_steps: Steps of all environments since the run began.
-        failed_corrections: This process's failed corrections since the run began, by kind.
     """
 
     env_steps: int = 0
-    failed_corrections: Counter[str] = field(default_factory=Counter)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"env_steps": self.env_steps, "failed_corrections": dict(self.failed_corrections)}
+        return {"env_steps": self.env_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.env_steps, self.failed_corrections = state["env_steps"], Counter(state["failed_corrections"])
+        self.env_steps = state["env_steps"]
 
 
 class RunCheckpointer:
@@ -206,7 +203,7 @@ class RunCheckpointer:
             file = part.file(name, self.processes.rank)
             if file in (saved.files or {}):
                 states[name] = part.format.read(folder / file)
-            else:  # only where `allow_changed_config` let another corrector in
+            else:  # only where `allow_changed_config` let another run in
                 logger.warning("%s holds no state of the %s, which starts afresh.", folder, name)
         return states
 

@@ -21,7 +21,7 @@ from PIL import Image as PILImage
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from ..config import GTRConfig
-from ..learning.update import Experience
+from ..learning.experience import Experience
 from ..policy.spans import SpanFinder
 from ..responses.safe_text import storable
 from ..storage.files import writing_log, written_whole
@@ -104,9 +104,10 @@ class EpisodeLog(TrainerCallback):
                 write_shard(path, rows)
 
     def _rows(self, rollout: Rollout, experience: Experience, update: int, args: Any) -> Iterator[dict[str, Any]]:
+        scores, absent = experience.scores, [None] * len(experience)
         numbers = {
-            "value": experience.values.tolist(),
-            "return": experience.returns.tolist(),
+            "value": absent if scores.value is None else scores.value.tolist(),
+            "return": absent if experience.returns is None else experience.returns.tolist(),
             "advantage": experience.advantages.tolist(),
         }
         # By environment and length: an episode of this rollout is found again by its last step.
@@ -128,8 +129,8 @@ class EpisodeLog(TrainerCallback):
                 **self._words(rollout, i),
                 **{name: values[i] for name, values in numbers.items()},
                 "tokens": self.spans.pieces(step.response_ids),
-                "token_logprobs": experience.token_logprobs[i].tolist(),
-                "action_start": experience.action_starts[i],
+                "token_logprobs": scores.token_logprobs[i][scores.mask[i]].tolist(),
+                "action_start": int(scores.action_start[i]),
             }
 
     def _words(self, rollout: Rollout, i: int) -> dict[str, Any]:

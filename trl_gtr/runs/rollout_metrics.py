@@ -52,23 +52,6 @@ def count_rollout(rollout: Rollout, task: Task, means: Means) -> None:
     means.add("corrector/latency", [answer.latency for answer in answers])
 
 
-def count_failures(rollout: Rollout) -> collections.Counter[str]:
-    """How many of the rollout's corrections failed, by kind."""
-    kinds = (correction.failure for correction in rollout.corrections if correction is not None)
-    return collections.Counter(kind for kind in kinds if kind is not None)
-
-
-def with_failures(metrics: Mapping[str, float], failures: Mapping[str, int]) -> dict[str, float]:
-    """A corrector's metrics with `corrector/failed_<kind>` by the steps that got no label.
-
-    They take the place of its own: it doesn't know which of its answers came too late or never began, and what a cache
-    repeats.
-    """
-    own = ("corrector/failed_", "corrector/fallback_failed_")
-    kept = {name: value for name, value in metrics.items() if not name.startswith(own)}
-    return kept | {f"corrector/failed_{kind}": float(count) for kind, count in failures.items()}
-
-
 def without_images(rollout: Rollout) -> Rollout:
     """A rollout to send around: what its texts and judgements are, with images as digests that can be compared."""
 
