@@ -151,8 +151,7 @@ class Updater:
         args = self.args
         # Of the mini-batch's mean; `backward` divides by the accumulation steps and the processes.
         weight = args.gradient_accumulation_steps * self.processes.world_size / mini_batch_size
-        filler = len(chosen) == 0
-        if filler:
+        if filler := len(chosen) == 0:
             chosen, weight = np.zeros(1, np.int64), 0.0
         old, advantages = experience.scores.rows(chosen), experience.advantages[chosen]
         scored = self.scorer.score([experience.transitions[i] for i in chosen], old.action_start.tolist())

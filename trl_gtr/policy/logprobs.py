@@ -50,18 +50,7 @@ def token_logprobs(
         first_seen = _first_seen(prompt_ids, prompt_mask, ids, vocabulary)
 
     def score_rows(logits: torch.Tensor, ids: torch.Tensor, first_seen: torch.Tensor | None) -> Any:
-        scores = logits.float()
-        if first_seen is not None:
-            steps = torch.arange(length, device=ids.device)[:, None]
-            scores = penalize_repetition(scores, first_seen[:, None, :] <= steps, repetition_penalty)
-        scores = scores / temperature
-        if suppressed is not None:
-            scores = scores.masked_fill(suppressed, -torch.inf)
-        logprobs = scores.gather(-1, ids[..., None]).squeeze(-1) - scores.logsumexp(-1)
-        if not with_entropy:
-            return logprobs, None
-        with torch.no_grad():
-            return logprobs, torch.special.entr(scores.softmax(-1)).sum(-1)
+        return _score_rows(logits, ids, first_seen, temperature, suppressed, repetition_penalty, with_entropy)
 
     rows = max(1, CHUNK_ELEMENTS // max(1, length * vocabulary))
     if rows >= batch:
@@ -79,6 +68,29 @@ def token_logprobs(
     ]
     logprobs, entropies = zip(*chunks, strict=True)
     return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
+
+
+def _score_rows(
+    logits: torch.Tensor,
+    ids: torch.Tensor,
+    first_seen: torch.Tensor | None,
+    temperature: float,
+    suppressed: torch.Tensor | None,
+    repetition_penalty: float,
+    with_entropy: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    scores = logits.float()
+    if first_seen is not None:
+        steps = torch.arange(ids.shape[1], device=ids.device)[:, None]
+        scores = penalize_repetition(scores, first_seen[:, None, :] <= steps, repetition_penalty)
+    scores = scores / temperature
+    if suppressed is not None:
+        scores = scores.masked_fill(suppressed, -torch.inf)
+    logprobs = scores.gather(-1, ids[..., None]).squeeze(-1) - scores.logsumexp(-1)
+    if not with_entropy:
+        return logprobs, None
+    with torch.no_grad():
+        return logprobs, torch.special.entr(scores.softmax(-1)).sum(-1)
 
 
 def _first_seen(

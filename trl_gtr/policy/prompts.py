@@ -142,11 +142,11 @@ class SeparableProcessing:
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
-        self._image_processor = image_processor = getattr(processor, "image_processor", None)
-        if isinstance(image_processor, BaseImageProcessor):
+        self._image_processor: Any = getattr(processor, "image_processor", None)
+        if isinstance(self._image_processor, BaseImageProcessor):
             # Copies: the processor itself stays as it is, for everybody else who uses it.
             self._processor = copy.copy(processor)
-            self._processor.image_processor = copy.copy(image_processor)
+            self._processor.image_processor = copy.copy(self._image_processor)
             self._processor.image_processor.preprocess = self._answer
         self._known: dict[tuple[int, ...], dict[str, Any]] = {}
         self._replayed: dict[str, Any] | None = None
@@ -157,7 +157,8 @@ class SeparableProcessing:
         size = images[0].shape
         self._replayed, self._heard = self._known.get(size) if text_only else None, None
         batch = self._processor(text=texts, images=[[image] for image in images], padding=True, return_tensors="pt")
-        heard, count = self._heard or {}, len(images)
+        heard: dict[str, Any] = self._heard or {}
+        count = len(images)
         if heard and all(isinstance(value, Sized) and len(value) % count == 0 for value in heard.values()):
             self._known[size] = {key: _first_without_pixels(value, count) for key, value in heard.items()}
         return batch
