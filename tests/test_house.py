@@ -65,6 +65,7 @@ BORN_LATE = {
     "environments/alfworld/thor.py: ThorBackend.goal",
     "evaluation/evaluate.py: _Episode.ended",
     "evaluation/evaluate.py: _Episode.info",
+    "evaluation/evaluate.py: _Episode.judged_steps",
     "evaluation/evaluate.py: _Episode.limit",
     "evaluation/evaluate.py: _Episode.observation",
     "evaluation/evaluate.py: _Episode.rng",
