@@ -162,7 +162,9 @@ class RunCheckpointer:
     def _save_parts(self, folder: Path) -> None:
         for name, part in self.parts.items():
             if not part.shared or self.processes.rank == 0:
-                part.format.write(folder / part.file(name, self.processes.rank), part.owner.state_dict())
+                state = part.owner.state_dict()
+                if state:  # most correctors have none
+                    part.format.write(folder / part.file(name, self.processes.rank), state)
 
     def _publish(self, folder: Path, final: Path) -> None:
         """Give a complete checkpoint its own name."""
@@ -203,7 +205,7 @@ class RunCheckpointer:
             file = part.file(name, self.processes.rank)
             if file in (saved.files or {}):
                 states[name] = part.format.read(folder / file)
-            else:  # only where `allow_changed_config` let another run in
+            elif part.owner.state_dict():  # only where `allow_changed_config` let another corrector in
                 logger.warning("%s holds no state of the %s, which starts afresh.", folder, name)
         return states
 
