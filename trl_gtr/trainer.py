@@ -102,7 +102,7 @@ class GTRTrainer(PPOBridge):
         args = args or GTRConfig()
         if task is None:
             raise ValueError("GTRTrainer needs a `task`, e.g. task=make_task('points24').")
-        self.task, self.eval_task = task, eval_task or task
+        self.task, self.eval_task = Task.ensure(task), Task.ensure(eval_task or task)
         self.guide = choose_guide(guide, corrector, args)
         self.guide.check(task)
         self.corrector = self.guide.corrector
@@ -202,7 +202,7 @@ class GTRTrainer(PPOBridge):
         self.state.compute_steps(args, args.num_updates)
         self.model.train()
         self.control = self.callback_handler.on_train_begin(args, self.state, self.control)
-        if self.processes.sum(bool(getattr(self.corrector, "exhausted", False))):
+        if self.processes.sum(self.corrector is not None and self.corrector.exhausted):
             logger.warning("Nothing is left of the corrector's budget: the run goes no further. Raise its limits.")
             self.control.should_training_stop = True
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..config import GTRConfig
-from ..correctors.base import Corrector, failure_kind
+from ..correctors.base import Corrector
 from ..distributed.means import Means
 from ..tasks.base import Task
 from ..types import Rollout
@@ -28,15 +28,14 @@ class CorrectedThoughts(Guide):
     corrector: Corrector
 
     def __init__(self, corrector: Corrector) -> None:
-        self.corrector = corrector
+        self.corrector = Corrector.ensure(corrector)
         self.failures: Counter[str] = Counter()
         """This process's failed corrections since the run began, by kind."""
         self.buffer: CorrectionBuffer | None = None
         self._maker: LabelMaker | None = None
 
     def check(self, task: Task) -> None:
-        if hasattr(self.corrector, "check"):
-            self.corrector.check(task)
+        self.corrector.check(task)
 
     def attach(self, run: GuidedRun) -> None:
         self.buffer = CorrectionBuffer(run.args.correction_buffer_size, seed=run.args.seed + run.processes.rank)
@@ -58,14 +57,13 @@ class CorrectedThoughts(Guide):
         return sum(c is not None and c.verdict == "corrected" for c in rollout.corrections)
 
     def metrics(self) -> dict[str, float]:
-        own = self.corrector.metrics() if hasattr(self.corrector, "metrics") else {}
-        return with_failures(own, self.failures)
+        return with_failures(self.corrector.metrics(), self.failures)
 
     def state_dict(self) -> dict[str, Any]:
         buffer = {} if self.buffer is None else self.buffer.state_dict()
         return {
             "buffer": {name: torch.from_numpy(array) for name, array in buffer.items()},
-            "corrector": self.corrector.state_dict() if hasattr(self.corrector, "state_dict") else None,
+            "corrector": self.corrector.state_dict(),
             "failures": dict(self.failures),
         }
 
@@ -75,13 +73,11 @@ class CorrectedThoughts(Guide):
         if self.buffer is not None:
             self.buffer.load_state_dict(state["buffer"])
         self.failures = Counter(state["failures"])
-        if state["corrector"] is not None and hasattr(self.corrector, "load_state_dict"):
-            self.corrector.load_state_dict(state["corrector"])
+        self.corrector.load_state_dict(state["corrector"])
 
     def close(self) -> None:
         """Corrections under way come back at once; nobody waits for their threads."""
-        if hasattr(self.corrector, "close"):
-            self.corrector.close()
+        self.corrector.close()
 
 
 def choose_guide(guide: Guide | None, corrector: Corrector | None, args: GTRConfig) -> Guide:
@@ -104,7 +100,7 @@ def choose_guide(guide: Guide | None, corrector: Corrector | None, args: GTRConf
 
 def count_failures(rollout: Rollout) -> Counter[str]:
     """How many of the rollout's corrections failed, by kind."""
-    kinds = (failure_kind(correction) for correction in rollout.corrections if correction is not None)
+    kinds = (correction.failure for correction in rollout.corrections if correction is not None)
     return Counter(kind for kind in kinds if kind is not None)
 
 

@@ -11,6 +11,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.trainer_callback import ExportableState, ProgressCallback
 
 from ..config import GTRConfig
+from ..correctors.base import Corrector
 from ..policy.action_logprobs import SpanFinder
 from ..policy.adapters import REFERENCE
 from ..tasks.base import Task
@@ -49,6 +50,7 @@ class ThoughtCollapseCallback(TrainerCallback, ExportableState):
 
     Args:
         max_identical: Bound of `thoughts/identical_untrue`. (True ones may repeat: other suits, the same thought.)
+            Where the task has no judge, of `thoughts/identical_across_states`.
         max_top: Bound of `thoughts/top_share`.
         min_distinct: Smallest share of the first log's `thoughts/distinct_4`.
         patience: Logs in a row before the alarm.
@@ -97,9 +99,12 @@ class ThoughtCollapseCallback(TrainerCallback, ExportableState):
         if self.first_distinct is None:
             self.first_distinct = distinct
         found = []
-        identical = logs.get("thoughts/identical_untrue", logs["thoughts/identical_across_states"])
+        # Where nobody knows what is true, every thought that is repeated counts.
+        untrue = logs.get("thoughts/identical_untrue")
+        identical = logs["thoughts/identical_across_states"] if untrue is None else untrue
         if identical > self.max_identical:
-            found.append(f"{identical:.0%} of thoughts are untrue and said in other states too")
+            what = "said" if untrue is None else "untrue and said"
+            found.append(f"{identical:.0%} of thoughts are {what} in other states too")
         if logs["thoughts/top_share"] > self.max_top:
             found.append(f"one thought makes {logs['thoughts/top_share']:.0%} of all")
         if distinct < self.min_distinct * self.first_distinct:
@@ -121,7 +126,12 @@ class ThoughtCollapseCallback(TrainerCallback, ExportableState):
 
 
 def logging_callbacks(
-    args: GTRConfig, task: Task, corrector: Any, model: nn.Module, spans: SpanFinder, others: Sequence[TrainerCallback]
+    args: GTRConfig,
+    task: Task,
+    corrector: Corrector | None,
+    model: nn.Module,
+    spans: SpanFinder,
+    others: Sequence[TrainerCallback],
 ) -> list[TrainerCallback]:
     """Callbacks that write what a report is made of; `on_step_end` hands them rollout and experience.
 
@@ -131,13 +141,12 @@ def logging_callbacks(
         spans: Its tokens as text.
         others: The trainer's callbacks, among them the trackers.
     """
-    identity = getattr(corrector, "identity", None) or type(corrector).__name__
     about = {
         "task": task.name,
         "model": getattr(model, "name_or_path", "") or type(model).__name__,
         "parameters": sum(weight.numel() for name, weight in model.named_parameters() if REFERENCE not in name),
         "trainable": sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
-        "corrector": identity if corrector is not None else None,
+        "corrector": None if corrector is None else corrector.identity,
     }
     callbacks: list[TrainerCallback] = [RunLog(args, about)]
     if args.episode_log_rate > 0:
