@@ -9,12 +9,9 @@ import logging
 import math
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from accelerate import PartialState
 from transformers import PreTrainedModel, TrainerCallback
@@ -26,9 +23,12 @@ from .correctors.base import Corrector
 from .distributed.means import Means
 from .distributed.processes import Processes
 from .distributed.signals import StopSignals
-from .distributed.trl_bridge import PPOBridge, unwrap_model_for_generation
+from .distributed.trl_bridge import PPOBridge
+from .engines.base import Engine
+from .engines.transformers import TransformersEngine
 from .evaluation.agents import PolicyAgent
-from .evaluation.evaluate import EvaluationReport, count_episodes, evaluate_agent
+from .evaluation.evaluate import count_episodes, evaluate_agent
+from .evaluation.reports import EvaluationReport
 from .guides.base import Guide, GuidedRun
 from .guides.corrected import choose_guide
 from .guides.sft_data import corrections_dataset
@@ -38,9 +38,11 @@ from .learning.losses import ResponseRatio
 from .learning.update import Updater
 from .policy.adapters import check_start, ensure_named_base
 from .policy.loading import load_or_take
-from .policy.scoring import ValueHead, VLMPolicy
+from .policy.network import ValueHead
+from .policy.scoring import VLMPolicy
 from .rollouts.all_ranks import collect_on_all_ranks
-from .rollouts.collector import Clock, RolloutCollector
+from .rollouts.clock import Clock
+from .rollouts.collector import RolloutCollector
 from .runs.callbacks import GTRProgressCallback, logging_callbacks
 from .runs.checkpointer import Part, RunCheckpointer, RunCounters
 from .runs.manifest import describe_run
@@ -49,7 +51,7 @@ from .runs.stopping import RunStopper
 from .runs.update_metrics import update_metrics
 from .storage.state_files import TENSORS
 from .tasks.base import Task
-from .types import Generation, Rollout
+from .types import Rollout
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +114,7 @@ class GTRTrainer(PPOBridge):
         check_start(model, peft_config, with_reference=args.kl_coef > 0)
         set_seed(args.seed)
         # Before the model is loaded: an environment that can't be made fails early.
-        self.collector = _make_collector(task, self._generate, self.corrector, args)
+        self.collector = _make_collector(task, self.corrector, args)
         model, processing_class = load_or_take(model, processing_class, args.model_init_kwargs)
         ensure_named_base(model, peft_config, processing_class, args.output_dir)
         hidden_size = model.config.get_text_config().hidden_size
@@ -131,6 +133,9 @@ class GTRTrainer(PPOBridge):
         objective = ResponseRatio(args.cliprange, args.dual_clip)
         self.updater = Updater(
             args, self.accelerator, self.processes, scorer, self.optimizer, objective, self.guide.buffer
+        )
+        self.engine: Engine = TransformersEngine(
+            self.policy, self.model, accelerator=self.accelerator, gather_weights=args.ds3_gather_for_generation
         )
         self.signals, self.counters = StopSignals(), RunCounters()
         self._last_loss = math.nan
@@ -176,6 +181,7 @@ class GTRTrainer(PPOBridge):
                     with clock("update"):
                         self.updater.update(experience, update, means)  # 4. learn
                     self.guide.after_update(self.trained.policy)
+                    self.engine.sync(self.trained.policy)
                     self._finish_update(rollout, experience, means, rollout.times | clock.seconds)  # 5. log, save
                     if self.stopper.stop_if_spent(self.state.global_step, rollout.stop_reason):
                         self.control.should_training_stop = True
@@ -201,6 +207,7 @@ class GTRTrainer(PPOBridge):
         self.state.max_steps, self.state.num_train_epochs = args.num_updates, 1
         self.state.compute_steps(args, args.num_updates)
         self.model.train()
+        self.engine.sync(self.trained.policy)
         self.control = self.callback_handler.on_train_begin(args, self.state, self.control)
         if self.processes.sum(self.corrector is not None and self.corrector.exhausted):
             logger.warning("Nothing is left of the corrector's budget: the run goes no further. Raise its limits.")
@@ -212,13 +219,14 @@ class GTRTrainer(PPOBridge):
         args, step = self.args, self.state.global_step
         play = partial(
             self.collector.collect,
+            self.engine,
             args.rollout_steps,
             timeout=args.rollout_deadline,
             correction_timeout=args.correction_deadline,
             stopped=lambda: self.signals.received is not None,
         )
         before = self.stopper.snapshot(step)
-        with self._acting_policy():
+        with self.engine.ready():
             collected = collect_on_all_ranks(play, self.processes, lambda: self.signals.received)
         self.stopper.stop_on_signal(step, collected.received, collected.faults, before)
         if self.is_world_process_zero():
@@ -277,21 +285,23 @@ class GTRTrainer(PPOBridge):
         eval_task: Task | None = None,
         metric_key_prefix: str = "eval",
         episodes: int | Literal["all"] | None = None,
-    ) -> dict[str, float]:
-        """Play whole episodes without cuts and log success, return and the rest under `eval_*`."""
+    ) -> EvaluationReport:
+        """Play whole episodes without cuts and log success, return and the rest under `eval_*`.
+
+        The report of an evaluation that ran out of time is not `complete`; nor is that of one which a signal to stop
+        has cut short, and the latter is not logged.
+        """
         args, task = self.args, eval_task or self.eval_task
         count = count_episodes(task, episodes or args.eval_episodes)
-        mine = range(self.processes.rank, count, self.processes.world_size)
-        agent = PolicyAgent(lambda prompts, images: self._generate(prompts, images, greedy=args.eval_greedy))
         several = self.processes.world_size > 1
         end = time.monotonic() + (args.ddp_timeout / 2 if several else math.inf)  # nobody waits longer for a slow one
         # Its own random numbers: how often one evaluates must not change what is learned.
-        with torch.random.fork_rng(), torch.no_grad(), self._acting_policy():
+        with torch.random.fork_rng(), torch.no_grad(), self.engine.ready():
             torch.manual_seed(args.seed + self.processes.rank)
             played = evaluate_agent(
-                agent,
+                PolicyAgent(self.engine, greedy=args.eval_greedy),
                 task,
-                mine,
+                range(self.processes.rank, count, self.processes.world_size),
                 seed=args.seed,
                 num_envs=args.per_device_eval_batch_size,
                 invalid_action=args.invalid_action,
@@ -299,35 +309,22 @@ class GTRTrainer(PPOBridge):
             ).episodes
             self.processes.barrier("evaluation")
         received, by_process = zip(*self.processes.gather((self.signals.received, played)), strict=True)
+        everybody = sorted((episode for each in by_process for episode in each), key=lambda e: e.index)
+        report = EvaluationReport(task.name, tuple(everybody), planned=count)
         if any(received):
-            return {}  # the run is about to stop; half an evaluation would be in its log
-        everybody = [episode for each in by_process for episode in each]
-        if len(everybody) < count:
-            logger.warning("%d episodes were evaluated in the time that there was.", len(everybody))
-            if not everybody:
-                return {}
-        self.last_evaluation = EvaluationReport(task.name, tuple(sorted(everybody, key=lambda e: e.index)))
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in self.last_evaluation.metrics().items()}
-        self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(args, self.state, self.control, metrics)
-        return metrics
+            return report  # the run is about to stop
+        if not report.complete:
+            logger.warning("%d of %d episodes were evaluated in the time that there was.", len(everybody), count)
+        if everybody:
+            metrics = report.metrics(metric_key_prefix)
+            self.log(metrics)
+            self.control = self.callback_handler.on_evaluate(args, self.state, self.control, metrics)
+        return report
 
-    # --- what the steps are made of -----------------------------------------------------------------------------
-
-    @contextmanager
-    def _acting_policy(self) -> Iterator[None]:
-        """The bare model for `_generate`; under ZeRO-3 with its parameters gathered."""
-        with unwrap_model_for_generation(
-            self.model, self.accelerator, gather_deepspeed3_params=self.args.ds3_gather_for_generation
-        ) as unwrapped:
-            self._acting = unwrapped.policy
-            yield
-
-    def _generate(
-        self, prompts: Sequence[str], images: Sequence[np.ndarray], greedy: bool = False
-    ) -> list[Generation]:
-        with self.accelerator.autocast():
-            return self.policy.generate(self._acting, prompts, images, greedy=greedy)
+    def close(self) -> None:
+        """End the environments and the engine, and the processes that they may have."""
+        self.collector.close()
+        self.engine.close()
 
     def corrections_dataset(self) -> Any:
         """All corrections so far as a `datasets.Dataset` for `SFTTrainer`: images and messages."""
@@ -336,12 +333,11 @@ class GTRTrainer(PPOBridge):
         return corrections_dataset(self.guide.buffer, self.policy.processor)
 
 
-def _make_collector(task: Task, generate: Any, corrector: Corrector | None, args: GTRConfig) -> RolloutCollector:
+def _make_collector(task: Task, corrector: Corrector | None, args: GTRConfig) -> RolloutCollector:
     """A collector of this process's share of the run's environments."""
     num_envs = args.num_envs // PartialState().num_processes
     return RolloutCollector(
         task,
-        generate,
         corrector,
         num_envs=num_envs,
         first_index=PartialState().process_index * num_envs,

@@ -12,8 +12,8 @@ from transformers.trainer_callback import ExportableState, ProgressCallback
 
 from ..config import GTRConfig
 from ..correctors.base import Corrector
-from ..policy.action_logprobs import SpanFinder
 from ..policy.adapters import REFERENCE
+from ..policy.spans import SpanFinder
 from ..tasks.base import Task
 from .episode_log import EpisodeLog
 from .run_log import RunLog
