@@ -515,7 +515,7 @@ def test_labels_are_the_corrected_thought_and_never_the_action(make_trainer):
 
 
 def test_right_actions_are_labels_only_where_the_agents_own_is_right(make_trainer):
-    trainer = make_trainer(clone_right_actions=True, clone="thoughts", total_env_steps=64)
+    trainer = make_trainer(clone="thoughts_and_right_actions", total_env_steps=64)
     trainer.train()
     with_action = [text for text in stored_texts(trainer) if "action" in text]
     without = [text for text in stored_texts(trainer) if "action" not in text]

@@ -33,7 +33,7 @@ class TrainedModule(PolicyWithValue):
     """
 
     policy: Any
-    value_head: ValueHead
+    value_head: ValueHead | None
 
     def __init__(self, policy: Any, value_head: ValueHead | None, detach_value: bool) -> None:
         super().__init__(policy, value_head, detach_value)

@@ -129,8 +129,7 @@ class GAE(AdvantageEstimator):
 
 def choose_estimator(given: AdvantageEstimator | None, args: GTRConfig, task: Task) -> AdvantageEstimator:
     """The estimator that was given, or GAE with these settings; checked."""
-    reward_scale = args.reward_scale or float(getattr(task, "reward_scale", 1.0))
-    estimator = given or GAE.from_config(args, reward_scale)
+    estimator = given or GAE.from_config(args, args.reward_scale or float(task.reward_scale))
     estimator.check(args)
     if estimator.needs_groups:
         raise ValueError(
