@@ -26,7 +26,7 @@ from ..evaluation.agents import Agent, ExpertAgent, NoAnswer, PolicyAgent, Rando
 from ..evaluation.evaluate import count_episodes, evaluate_agent
 from ..policy.loading import load_policy
 from ..policy.scoring import VLMPolicy
-from ..runs.checkpoints import saved_task
+from ..runs.manifest import saved_task
 from ..tasks import Task
 from . import train as launch
 from .arguments import one_line_errors, parse_arguments
