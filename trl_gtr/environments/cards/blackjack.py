@@ -68,8 +68,8 @@ class BlackjackEnv(PictureEnv):
 
     ## Observation
     `Box(0, 255, (300, 300, 3), uint8)`: green felt, the dealer's open card, a face-down card, and below them
-    the player's cards. The dealer's other cards are never shown. With `is_pixel=False`: `(player's total, dealer's open
-    card 1–10, usable ace 0/1)`, a `Tuple` of `Discrete(32)`, `Discrete(11)` and `Discrete(2)`.
+    the player's cards. The dealer's other cards are never shown. With `is_pixel=False`: `(player's total, dealer's
+    open card 1–10, usable ace 0/1)`, a `Tuple` of `Discrete(32)`, `Discrete(11)` and `Discrete(2)`.
 
     ## Actions
     `Discrete(2)`: 0 stand, 1 hit.
