@@ -11,6 +11,7 @@ import dataclasses
 import importlib
 import inspect
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -31,21 +32,21 @@ def generated(page: str) -> str:
 
 
 def configuration_fields() -> str:
-    """Every field that `GTRConfig` declares itself."""
-    from trl_gtr.config import GTRConfig
+    """Every field that `GTRConfig` declares itself and supports."""
+    from trl_gtr.config import GTRConfig, refused_fields
 
     rows = []
     for field in dataclasses.fields(GTRConfig):
-        if field.name in GTRConfig.__annotations__:
+        if field.name in GTRConfig.__annotations__ and field.name not in refused_fields():
             default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
             rows.append((f"`{field.name}`", f"`{default!r}`", field.metadata["help"]))
     return _table(("field", "default", "what it does"), rows)
 
 
-def refused_fields() -> str:
-    from trl_gtr.config import REFUSED_FIELDS
+def unsupported_fields() -> str:
+    from trl_gtr.config import refused_fields
 
-    return _table(("field", "instead"), [(f"`{name}`", instead) for name, instead in REFUSED_FIELDS.items()])
+    return _table(("field", "instead"), [(f"`{name}`", instead) for name, instead in refused_fields().items()])
 
 
 def members(path: str) -> str:
@@ -76,7 +77,7 @@ def functions(paths: str) -> str:
 
 PARTS: dict[str, Callable[..., str]] = {
     "configuration": configuration_fields,
-    "refused": refused_fields,
+    "refused": unsupported_fields,
     "members": members,
     "docstring": docstring,
     "functions": functions,
@@ -92,7 +93,7 @@ class _Member(NamedTuple):
 
 def _members(cls: type) -> Iterator[_Member]:
     """Read from the source, which alone knows the text below an attribute."""
-    tree = ast.parse(inspect.cleandoc(inspect.getsource(cls))).body[0]
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(tree, ast.ClassDef)
     for node, following in zip(tree.body, [*tree.body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and not ast.unparse(node.target).startswith("_"):

@@ -75,7 +75,7 @@ def text_only(tmp_path: Path) -> Path:
         ("points24", ["--num_envs", "many"], "argument --num_envs/--num-envs: invalid int value: 'many'"),
         ("points24", ["--config", "nowhere.yaml"], "nowhere.yaml can't be read: No such file"),
         ("points24", ["--config"], "--config needs a value"),
-        ("points24", ["--gamma", "2"], "`gamma` must lie in [0, 1]"),
+        ("points24", ["--gamma", "2"], "`gamma` must be at least 0 and at most 1"),
         ("points24", ["--max_steps", "7"], "Set total_env_steps instead"),
         ("points24", ["stray"], "stray"),
         ("points24", ["--task", "ezpoints"], "take examples/gym_cards.py"),
@@ -88,12 +88,12 @@ def text_only(tmp_path: Path) -> Path:
         ("gym_cards", ["--task", "ezpoint"], "There is no task 'ezpoint'; did you mean 'ezpoints'?"),
         ("gym_cards", ["--task", "ezpoints", "--hands", "pool"], "not 'pool' for ezpoints"),
         ("gym_cards", ["--corrector", "wizard"], "invalid choice: 'wizard'"),
-        ("alfworld", ["--task_options", '{"history": 4'], "task_options is no JSON object"),
+        ("alfworld", ["--task_options", '{"history": 4'], "task_options is not a JSON object"),
         ("alfworld", ["--task_options", "[4]"], "task_options must name options"),
         ("alfworld", ["--task_options", '{"histori": 4}'], "Task 'alfworld' has no option histori"),
         ("alfworld", ["--task_options", '{"env_kwargs": {"task_types": ["cook"]}}'], "there is no cook; the six are"),
-        ("gym_cards", ["--model_init_kwargs", '{"dtype": '], "model_init_kwargs is no JSON object"),
-        ("gym_cards", ["--model_init_kwargs", "bfloat16"], "model_init_kwargs is no JSON object"),
+        ("gym_cards", ["--model_init_kwargs", '{"dtype": '], "model_init_kwargs is not a JSON object"),
+        ("gym_cards", ["--model_init_kwargs", "bfloat16"], "model_init_kwargs is not a JSON object"),
         ("gym_cards", ["--model_init_kwargs", '["bfloat16"]'], "model_init_kwargs must name options"),
         ("evaluate", ["--task", "alfworld", "--split", "unseen"], "split must be one of train, valid_seen"),
         ("evaluate", ["--task", "points24", "--split", "train"], "Task 'points24' has no option evaluation_split"),
@@ -148,7 +148,7 @@ def test_a_wrong_configuration_file_is_one_line(
 @pytest.mark.parametrize("name", ["alfworld_tiny", "alfworld_llava"])
 def test_options_of_alfworld_come_from_the_file(name: str) -> None:
     script, args, model_args, _ = launch.parse(CONFIGS / f"{name}.yaml", ["--use_cpu", "--bf16", "false"])
-    task = make_task("alfworld", **launch.json_options(script.task_options))
+    task = make_task("alfworld", **launch.task_options(script.task_options))
     tiny = name == "alfworld_tiny"
     expected = {"task_types": ["pick_and_place_simple"], "expert": "explorer"}
     assert task.env_kwargs == (expected if tiny else {"backend": "thor", "reward_style": "rl4vlm"})

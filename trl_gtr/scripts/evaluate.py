@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None, description: str | None = __doc__) -
     with one_line_errors():
         (args,) = parse_arguments([Arguments], argv, description=description)
         _check(args)
-        options = launch.json_options(args.task_options) | ({"evaluation_split": args.split} if args.split else {})
+        options = launch.task_options(args.task_options) | ({"evaluation_split": args.split} if args.split else {})
         task = launch.task_with_hands(args.task, args.hands, **options)
         task.make_env(evaluation=True).close()  # what it lacks is told now
         episodes = count_episodes(task, args.episodes)
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None, description: str | None = __doc__) -
     console = Console()
     deals = f"split: {args.split}" if args.split else f"hands: {args.hands}"
     console.print(launch.report_table(reports, f"{args.task}, {deals}, {episodes} episodes each"))
-    if hasattr(task, "difficulty"):
+    if any(report.by_difficulty() for report in reports.values()):
         console.print(launch.difficulty_table(reports, "success by kind of deal"))
     if args.output:
         written = {name: report.to_json() for name, report in reports.items()}

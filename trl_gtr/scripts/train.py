@@ -21,7 +21,7 @@ from rich.text import Text
 from transformers.integrations import is_tensorboard_available
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from ..config import MODEL_INIT_KWARGS, REFUSED_FIELDS, GTRConfig
+from ..config import MODEL_INIT_KWARGS, GTRConfig, refused_fields
 from ..correctors import CorrectorArguments
 from ..evaluation.evaluate import EvaluationReport, count_episodes
 from ..policy.loading import load_policy, lora_target_modules
@@ -29,9 +29,10 @@ from ..report import write_report
 from ..responses.safe_text import printable
 from ..runs import output_folder
 from ..runs.manifest import Manifest, find_checkpoint
+from ..storage.plain_data import json_options
 from ..tasks import Task, make_task
 from ..trainer import GTRTrainer
-from .arguments import json_options as json_options, one_line_errors as one_line_errors, parse_arguments
+from .arguments import one_line_errors as one_line_errors, parse_arguments
 
 
 @dataclass
@@ -76,11 +77,16 @@ def parse(
         default_config=default_config,
         description=description,
         defaults={"report_to": "tensorboard" if is_tensorboard_available() else "none"},
-        hidden=REFUSED_FIELDS,
+        hidden=refused_fields(),
     )
     if script.torch_threads:
         torch.set_num_threads(script.torch_threads)
     return script, args, model_args, corrector_args
+
+
+def task_options(given: dict[str, Any] | str | None) -> dict[str, Any]:
+    """Options of a task, from a YAML file or, as JSON, from the command line."""
+    return json_options(given, "task_options", '{"history": 4}')
 
 
 def refuse_other_tasks(script: ScriptArguments, plays: str) -> None:
@@ -224,7 +230,8 @@ def report_table(reports: Mapping[str, EvaluationReport], title: str) -> Table:
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for name, m in metrics.items():
         solvable = [f"{m['success_solvable']:.3f}" if "success_solvable" in m else "-"] if differs else []
-        means = (f"{m['return']:+.2f}", f"{m['length']:.1f}", f"{m['valid']:.3f}", f"{m['true_thoughts']:.3f}")
+        true = f"{m['true_thoughts']:.3f}" if "true_thoughts" in m else "unknown"
+        means = (f"{m['return']:+.2f}", f"{m['length']:.1f}", f"{m['valid']:.3f}", true)
         table.add_row(Text(printable(name)), str(reports[name].success), *solvable, *means)
     return table
 
