@@ -20,10 +20,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trl_gtr import PPOTrainer
 from trl_gtr.correctors import BudgetExhausted, Corrector, ExpertCorrector
+from trl_gtr.engines.transformers import TransformersEngine
 from trl_gtr.guides.labels import FLAWS
 from trl_gtr.learning import ppo
 from trl_gtr.policy.loading import lora_target_modules
-from trl_gtr.policy.scoring import PolicyWithValue
+from trl_gtr.policy.network import PolicyWithValue
 from trl_gtr.runs.callbacks import ThoughtCollapseCallback
 from trl_gtr.trainer import GTRTrainer
 from trl_gtr.types import Correction, Rollout, Transition
@@ -118,11 +119,11 @@ def test_a_saved_policy_answers_as_the_trained_one(make_trainer, tmp_path):
     trainer.train()
     images = [np.full((28, 28, 3), colour, np.uint8) for colour in COLOURS.values()]
     prompts = ["Which colour?"] * 4
-    trained = trainer.policy.generate(trainer.trained.policy, prompts, images, greedy=True)
+    trained = trainer.engine.generate(prompts, images, greedy=True)
     trainer.save_model(str(tmp_path / "saved"))
     loaded = AutoModelForImageTextToText.from_pretrained(tmp_path / "saved")
     AutoProcessor.from_pretrained(tmp_path / "saved")
-    again = trainer.policy.generate(loaded, prompts, images, greedy=True)
+    again = TransformersEngine(trainer.policy, loaded).generate(prompts, images, greedy=True)
     assert [g.text for g in trained] == [g.text for g in again]
     assert (tmp_path / "saved" / "value_head.safetensors").is_file()
 
@@ -923,8 +924,10 @@ class ListedColours(ColourTask):
 
 def test_all_starts_are_evaluated_once(make_trainer):
     trainer = make_trainer(task=ListedColours(), eval_episodes="all")
-    assert trainer.evaluate()["eval_episodes"] == 3
-    assert [set(episode.start) for episode in trainer.last_evaluation.episodes] == [{"colour", "source"}] * 3
+    report = trainer.evaluate()
+    assert report.complete
+    assert report.metrics("eval")["eval_episodes"] == 3
+    assert [set(episode.start) for episode in report.episodes] == [{"colour", "source"}] * 3
     assert trainer.evaluate(episodes=4)["eval_episodes"] == 4
     assert trainer.evaluate(ColourTask(), episodes=2)["eval_episodes"] == 2
     with pytest.raises(ValueError, match="say how many episodes"):

@@ -12,8 +12,7 @@ import resource
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -30,17 +29,22 @@ from .correctors.base import Corrector
 from .distributed.means import Means
 from .distributed.processes import Processes
 from .distributed.signals import StopSignals
-from .distributed.trl_bridge import PPOBridge, unwrap_model_for_generation
+from .distributed.trl_bridge import PPOBridge
+from .engines.base import Engine
+from .engines.transformers import TransformersEngine
 from .evaluation.agents import PolicyAgent
-from .evaluation.evaluate import EvaluationReport, count_episodes, evaluate_agent
+from .evaluation.evaluate import count_episodes, evaluate_agent
+from .evaluation.reports import EvaluationReport
 from .guides.buffer import CorrectionBuffer, cloning_coefficient
 from .guides.labels import Label, LabelMaker, count_labels
 from .learning import ppo
 from .learning.update import Experience, Updater
 from .policy.adapters import REFERENCE, check_config, check_trainable, ensure_named_base
 from .policy.loading import check_processor, load_policy
-from .policy.scoring import PolicyWithValue, ValueHead, VLMPolicy
-from .rollouts.collector import Clock, RolloutCollector
+from .policy.network import PolicyWithValue, ValueHead
+from .policy.scoring import VLMPolicy
+from .rollouts.clock import Clock
+from .rollouts.collector import RolloutCollector
 from .runs.callbacks import GTRProgressCallback
 from .runs.checkpointer import Part, RunCheckpointer, RunCounters
 from .runs.diagnostics import rollout_diagnostics
@@ -60,7 +64,7 @@ from .runs.trackers import TrackerImages
 from .storage.plain_data import json_options
 from .storage.state_files import ARRAYS, TENSORS
 from .tasks.base import Task
-from .types import Generation, Rollout, Transition
+from .types import Rollout, Transition
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +134,6 @@ class GTRTrainer(PPOBridge):
         local_envs = args.num_envs // PartialState().num_processes
         self.collector = RolloutCollector(
             self.task,
-            self._generate,
             corrector,
             num_envs=local_envs,
             first_index=PartialState().process_index * local_envs,
@@ -171,6 +174,12 @@ class GTRTrainer(PPOBridge):
         self.updater = Updater(
             args, self.accelerator, self.processes, self.network, self.optimizer, self.policy, self.buffer
         )
+        self.engine: Engine = TransformersEngine(
+            self.policy,
+            self.model,
+            accelerator=self.accelerator,
+            gather_weights=args.ds3_gather_for_generation,
+        )
         self.signals, self.counters = StopSignals(), RunCounters()
         self.started, self._last_loss = 0.0, math.nan
         self.checkpointer = self._make_checkpointer()
@@ -191,7 +200,7 @@ class GTRTrainer(PPOBridge):
             "updater": Part(self.updater, TENSORS, shared=True),
             "counters": Part(self.counters),
         }
-        if self.corrector is not None:
+        if self.corrector is not None and self.corrector.defines("state_dict"):
             parts["corrector"] = Part(self.corrector)
         manifest = describe_run(self.task, self.corrector, adapter, self.args)
         return RunCheckpointer(self.args, self.processes, manifest, parts)
@@ -211,6 +220,7 @@ class GTRTrainer(PPOBridge):
                         experience = self._score_rollout(rollout, steps, corrected, means)  # 3. values, advantages
                     with clock("update"):
                         self.updater.update(experience, self.state.global_step, means)  # 4. learn
+                    self.engine.sync(self.trained.policy)
                     self._finish_update(rollout, experience, means, rollout.times | clock.seconds)  # 5. log, save
                     if self.stopper.stop_if_spent(self.state.global_step, rollout.stop_reason):
                         self.control.should_training_stop = True
@@ -238,6 +248,7 @@ class GTRTrainer(PPOBridge):
         self.state.max_steps, self.state.num_train_epochs = args.num_updates, 1
         self.state.compute_steps(args, args.num_updates)
         self.model.train()
+        self.engine.sync(self.trained.policy)
         self.control = self.callback_handler.on_train_begin(args, self.state, self.control)
         if self.processes.sum(self.corrector is not None and self.corrector.exhausted):
             logger.warning("Nothing is left of the corrector's budget: the run goes no further. Raise its limits.")
@@ -249,9 +260,10 @@ class GTRTrainer(PPOBridge):
         args, start = self.args, time.perf_counter()
         before = self.stopper.snapshot(self.state.global_step)
         rollout, fault = Rollout([], [], [], []), None
-        with self._acting_policy():
+        with self.engine.ready():
             try:
                 rollout = self.collector.collect(
+                    self.engine,
                     args.rollout_steps,
                     timeout=args.rollout_deadline,
                     correction_timeout=args.correction_deadline,
@@ -396,22 +408,24 @@ class GTRTrainer(PPOBridge):
         eval_task: Task | None = None,
         metric_key_prefix: str = "eval",
         episodes: int | Literal["all"] | None = None,
-    ) -> dict[str, float]:
-        """Play whole episodes without cuts and log success, return and the rest under `eval_*`."""
+    ) -> EvaluationReport:
+        """Play whole episodes without cuts and log success, return and the rest under `eval_*`.
+
+        The report of an evaluation that ran out of time is not `complete`; nor is that of one which a signal to stop
+        has cut short, and the latter is not logged.
+        """
         args, task = self.args, eval_task or self.eval_task
         assert task is not None
         count = count_episodes(task, episodes or args.eval_episodes)
-        mine = range(self.processes.rank, count, self.processes.world_size)
-        agent = PolicyAgent(lambda prompts, images: self._generate(prompts, images, greedy=args.eval_greedy))
         several = self.processes.world_size > 1
         end = time.monotonic() + (args.ddp_timeout / 2 if several else math.inf)  # nobody waits longer for a slow one
         # Its own random numbers: how often one evaluates must not change what is learned.
-        with torch.random.fork_rng(), torch.no_grad(), self._acting_policy():
+        with torch.random.fork_rng(), torch.no_grad(), self.engine.ready():
             torch.manual_seed(args.seed + self.processes.rank)
             played = evaluate_agent(
-                agent,
+                PolicyAgent(self.engine, greedy=args.eval_greedy),
                 task,
-                mine,
+                range(self.processes.rank, count, self.processes.world_size),
                 seed=args.seed,
                 num_envs=args.per_device_eval_batch_size,
                 invalid_action=args.invalid_action,
@@ -419,18 +433,22 @@ class GTRTrainer(PPOBridge):
             ).episodes
             self.processes.barrier("evaluation")
         received, by_process = zip(*self.processes.gather((self.signals.received, played)), strict=True)
+        everybody = sorted((episode for each in by_process for episode in each), key=lambda e: e.index)
+        report = EvaluationReport(task.name, tuple(everybody), planned=count)
         if any(received):
-            return {}  # the run is about to stop; half an evaluation would be in its log
-        everybody = [episode for each in by_process for episode in each]
-        if len(everybody) < count:
-            logger.warning("%d episodes were evaluated in the time that there was.", len(everybody))
-            if not everybody:
-                return {}
-        self.last_evaluation = EvaluationReport(task.name, tuple(sorted(everybody, key=lambda e: e.index)))
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in self.last_evaluation.metrics().items()}
-        self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(args, self.state, self.control, metrics)
-        return metrics
+            return report  # the run is about to stop
+        if not report.complete:
+            logger.warning("%d of %d episodes were evaluated in the time that there was.", len(everybody), count)
+        if everybody:
+            metrics = report.metrics(metric_key_prefix)
+            self.log(metrics)
+            self.control = self.callback_handler.on_evaluate(args, self.state, self.control, metrics)
+        return report
+
+    def close(self) -> None:
+        """End the environments and the engine, and the processes that they may have."""
+        self.collector.close()
+        self.engine.close()
 
     def _add_logs(self) -> None:
         """Callbacks that write what a report is made of; `on_step_end` hands them rollout and experience."""
@@ -449,21 +467,6 @@ class GTRTrainer(PPOBridge):
             self.add_callback(TrackerImages(args, self.callback_handler.callbacks))
 
     # --- what the steps are made of -----------------------------------------------------------------------------
-
-    @contextmanager
-    def _acting_policy(self) -> Iterator[None]:
-        """The bare model for `_generate`; under ZeRO-3 with its parameters gathered."""
-        with unwrap_model_for_generation(
-            self.model, self.accelerator, gather_deepspeed3_params=self.args.ds3_gather_for_generation
-        ) as unwrapped:
-            self._acting = unwrapped.policy
-            yield
-
-    def _generate(
-        self, prompts: Sequence[str], images: Sequence[np.ndarray], greedy: bool = False
-    ) -> list[Generation]:
-        with self.accelerator.autocast():
-            return self.policy.generate(self._acting, prompts, images, greedy=greedy)
 
     def _score_all(
         self, module: nn.Module, steps: Sequence[Transition], starts: Sequence[int]

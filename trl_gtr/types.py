@@ -73,6 +73,8 @@ class Generation:
     """What the ids spell; special tokens spell nothing."""
     hit_length_limit: bool = False
     """No EOS came before `max_completion_length`."""
+    logprobs: np.ndarray | None = None
+    """float32, (tokens,): the sampler's own token log-probs, where the engine has them."""
 
 
 class Cancellation:

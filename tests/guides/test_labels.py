@@ -18,9 +18,11 @@ from vlms import FAMILIES, TEXT, VISION, character_tokenizer, chat_template, com
 
 from trl_gtr import make_task, tiny_llava
 from trl_gtr.correctors import ExpertCorrector
+from trl_gtr.engines.transformers import TransformersEngine
 from trl_gtr.guides.labels import LabelMaker
 from trl_gtr.policy.loading import special_texts
-from trl_gtr.policy.scoring import PolicyWithValue, ValueHead, VLMPolicy
+from trl_gtr.policy.network import PolicyWithValue, ValueHead
+from trl_gtr.policy.scoring import VLMPolicy
 from trl_gtr.types import Correction, CorrectionRequest
 
 PHRASES = ['{"thoughts": "', '", "action": "', '"}']
@@ -231,4 +233,4 @@ def test_a_prompt_that_spells_special_tokens_shows_one_image(
     counts = [torch.isin(inputs["input_ids"], special).sum() for inputs in (plain, foreign, again)]
     assert counts[0] == counts[1] == counts[2] > 0
     assert caplog.text.count("A prompt spells a special token") == 1
-    assert len(policy.generate(model, [spelt], [image])) == 1
+    assert len(TransformersEngine(policy, model).generate([spelt], [image])) == 1

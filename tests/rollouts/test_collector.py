@@ -10,13 +10,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from alfworld_cases import needs_alfworld
+from function_engine import make_collector
 from toy import COLOURS, ColourEnv, ColourTask
 
 from trl_gtr import make_task
 from trl_gtr.correctors import Corrector, ExpertCorrector
 from trl_gtr.evaluation.agents import RandomAgent
 from trl_gtr.evaluation.evaluate import evaluate_agent
-from trl_gtr.rollouts.collector import RolloutCollector, SkippableStep, unpack_infos
+from trl_gtr.rollouts.playing import SkippableStep
+from trl_gtr.rollouts.vector_envs import unpack_infos
 from trl_gtr.types import Correction, Generation
 
 SHORT_ALFWORLD = {"games": "bundled", "max_episode_steps": 8}
@@ -42,7 +44,7 @@ def scripted(task, script=None):
 
 def collector(task=None, script=None, corrector=None, num_envs=3, **kwargs):
     task = task or ColourTask()
-    return RolloutCollector(task, scripted(task, script), corrector, num_envs=num_envs, **kwargs)
+    return make_collector(task, scripted(task, script), corrector, num_envs=num_envs, **kwargs)
 
 
 def test_transitions_come_step_by_step_with_their_own_state():

@@ -20,13 +20,10 @@ from transformers import PreTrainedModel, Trainer
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_callback import ExportableState
-from trl.models.utils import unwrap_model_for_generation
 
 from ..policy import adapters, weights
-from ..policy.scoring import PolicyWithValue, ValueHead
+from ..policy.network import PolicyWithValue, ValueHead
 from .ppo_base import OnlineTrainerState, PPOBase
-
-__all__ = ["PPOBridge", "TrainedModule", "unwrap_model_for_generation"]
 
 
 class TrainedModule(PolicyWithValue):
@@ -36,6 +33,7 @@ class TrainedModule(PolicyWithValue):
     """
 
     policy: Any
+    value_head: ValueHead
 
     def __init__(self, policy: Any, value_head: ValueHead, detach_value: bool) -> None:
         super().__init__(policy, value_head, detach_value)

@@ -230,6 +230,7 @@ class Updater:
         policy_losses, stats = ppo.policy_loss(
             scored.logprob, experience.logprob[chosen], advantages, args.cliprange, args.dual_clip
         )
+        assert scored.value is not None  # the trained network has a value head
         value_losses = ppo.value_loss(scored.value, returns, experience.values[chosen], args.cliprange_value)
         loss: Tensor | float = 0.0
         if self.trains_policy:

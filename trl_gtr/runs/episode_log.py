@@ -22,7 +22,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from ..config import GTRConfig
 from ..learning.update import Experience
-from ..policy.action_logprobs import SpanFinder
+from ..policy.spans import SpanFinder
 from ..responses.safe_text import storable
 from ..storage.files import writing_log, written_whole
 from ..tasks.base import Task

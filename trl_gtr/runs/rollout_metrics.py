@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ..distributed.means import Means
 from ..responses.safe_text import printable
-from ..rollouts.collector import in_processes
+from ..rollouts.vector_envs import in_processes
 from ..tasks.base import Task
 from ..types import Correction, Rollout, Share, Transition
 

@@ -13,17 +13,15 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 from transformers.integrations import is_tensorboard_available
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from ..config import MODEL_INIT_KWARGS, GTRConfig, refused_fields
 from ..correctors import CorrectorArguments
-from ..evaluation.evaluate import EvaluationReport, count_episodes
+from ..evaluation.evaluate import count_episodes
+from ..evaluation.reports import EvaluationReport
+from ..evaluation.tables import report_table
 from ..policy.loading import load_policy, lora_target_modules
 from ..report import write_report
 from ..responses.safe_text import printable
@@ -185,8 +183,7 @@ def train_and_report(
         for name, task in eval_tasks.items():
             if trainer.is_world_process_zero():
                 print(f"Evaluation at the {when}, {episodes[name]} episodes: {name}", flush=True)
-            trainer.evaluate(task, metric_key_prefix=f"{when}_{name}")
-            reports[f"{name}, {when}"] = trainer.last_evaluation
+            reports[f"{name}, {when}"] = trainer.evaluate(task, metric_key_prefix=f"{when}_{name}")
 
     if not trainer.args.resume_from_checkpoint:
         evaluate("start")
@@ -194,6 +191,7 @@ def train_and_report(
     trainer.collector.close()
     trainer.save_model()  # before anything else can go wrong
     evaluate("end")
+    trainer.close()
     trainer.save_state()
     if trainer.is_world_process_zero():
         title = f"{trainer.task.name} before and after {trainer.state.global_step} updates, "
@@ -213,45 +211,3 @@ def print_report_path(output_dir: str) -> None:
         print(printable(f"Look at it: {write_report([output_dir])}"))
     except ImportError as missing:
         print(missing)
-
-
-def report_table(reports: Mapping[str, EvaluationReport], title: str) -> Table:
-    """A row per report: success with its 95 % interval, return, length, shares of steps. 80 columns wide at most."""
-    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
-    metrics = {name: report.metrics() for name, report in reports.items()}
-    # Where every deal can be won, it would say the same twice.
-    differs = any(m.get("success_solvable") != m["success"] for m in metrics.values())
-    table.caption = "true: thoughts that are true in all parts"
-    if differs:
-        table.caption = f"solvable: success over the deals that can be won; {table.caption}"
-    if played := _played(reports):
-        table.caption = f"{played}\n{table.caption}"
-    for column in ("", "success", *(["solvable"] if differs else []), "return", "steps", "valid", "true"):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for name, m in metrics.items():
-        solvable = [f"{m['success_solvable']:.3f}" if "success_solvable" in m else "-"] if differs else []
-        true = f"{m['true_thoughts']:.3f}" if "true_thoughts" in m else "unknown"
-        means = (f"{m['return']:+.2f}", f"{m['length']:.1f}", f"{m['valid']:.3f}", true)
-        table.add_row(Text(printable(name)), str(reports[name].success), *solvable, *means)
-    return table
-
-
-def _played(reports: Mapping[str, EvaluationReport]) -> str:
-    """What was played, as in "72 different bundled games"; where reports differ in that, each says so."""
-    counts = [report.different_starts() for report in reports.values()]
-    words = [" and ".join(f"{count} different {source}" for source, count in each.items()) for each in counts]
-    if len(set(words)) > 1:
-        return "; ".join(f"{name}: {each}" for name, each in zip(reports, words, strict=True) if each)
-    return "".join(words[:1])
-
-
-def difficulty_table(reports: Mapping[str, EvaluationReport], title: str) -> Table:
-    """A row per difficulty of the deals, a column per report."""
-    table = Table(
-        "", "deals", *map(escape, map(printable, reports)), title=title, box=box.SIMPLE, padding=(0, 1, 0, 0)
-    )
-    rates = [report.by_difficulty() for report in reports.values()]
-    for difficulty in rates[0]:
-        row = [rate[difficulty] for rate in rates]
-        table.add_row(difficulty, str(row[0].count), *map(str, row))
-    return table
