@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
 GIB = 2**30
 
-Unit = Literal["", "bytes", "tokens", "FLOPs", "hours", "USD", "share"]
+Unit = Literal["", "bytes", "FLOPs", "hours", "USD", "share"]
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,6 @@ class Estimate:
     how: str
     """Where the number comes from: counted, traced, assumed, or a formula."""
 
-    @property
-    def key(self) -> str:
-        """The name as programs write it."""
-        return "".join(c if c.isalnum() else "_" for c in self.name.lower()).strip("_")
-
     def to_json(self) -> dict[str, Any]:
         return {"name": self.name, "value": self.value, "unit": self.unit, "how": self.how}
 
@@ -35,15 +31,20 @@ class Estimate:
         if self.unit == "bytes":
             return readable_bytes(self.value)
         if self.unit == "FLOPs":
-            return f"{self.value:.3g} FLOPs"
+            power = min(5, int(math.log10(max(1, self.value)) // 3))
+            return f"{self.value / 1000**power:.3g} {' kMGTP'[power].strip()}FLOP"
         if self.unit == "USD":
             return f"{self.value:,.2f} USD"
         if self.unit == "share":
             return f"{self.value:.1%}"
         if self.unit == "hours":
             return f"{self.value:.1f} h" if self.value >= 1 else f"{60 * self.value:.1f} min"
-        number = f"{self.value:,.0f}" if self.value == int(self.value) else f"{self.value:,.1f}"
-        return f"{number} {self.unit}".strip()
+        return f"{self.value:,.0f}" if self.value == int(self.value) or self.value >= 100 else f"{self.value:,.1f}"
+
+
+def key(name: str) -> str:
+    """A name as programs write it: `KV cache` → `kv_cache`."""
+    return "_".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
 
 
 def readable_bytes(count: float) -> str:

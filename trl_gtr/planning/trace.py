@@ -85,7 +85,9 @@ class _Counter(TorchDispatchMode):
         # Storages by address, and held, so that no other gets the same one.
         self._kept: dict[int, torch.UntypedStorage] = {}
         self._kept_with_checkpointing: dict[int, torch.UntypedStorage] = {}
-        self._open: list[tuple[int, float]] = []  # of each layer that is under way: what was kept and counted before it
+        self._open: list[
+            tuple[int, float]
+        ] = []  # of each layer that is under way: what was kept and counted before it
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -166,7 +168,9 @@ def _size(storages: dict[int, torch.UntypedStorage]) -> int:
 def _fake_weights(module: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
     """Parameters and buffers as fake tensors that believe to be on the CPU, where autocast knows them."""
     fakes: dict[int, torch.Tensor] = {}
-    places = [(place, name) for each in module.modules() for place in (each._parameters, each._buffers) for name in place]
+    places = [
+        (place, name) for each in module.modules() for place in (each._parameters, each._buffers) for name in place
+    ]
     originals = [place[name] for place, name in places]
     for (place, name), tensor in zip(places, originals, strict=True):
         if tensor is None:
