@@ -31,8 +31,8 @@ class Estimate:
         if self.unit == "bytes":
             return readable_bytes(self.value)
         if self.unit == "FLOPs":
-            power = min(5, int(math.log10(max(1, self.value)) // 3))
-            return f"{self.value / 1000**power:.3g} {' kMGTP'[power].strip()}FLOP"
+            power = min(6, int(math.log10(max(1, self.value)) // 3))
+            return f"{self.value / 1000**power:.3g} {' kMGTPE'[power].strip()}FLOP"
         if self.unit == "USD":
             return f"{self.value:,.2f} USD"
         if self.unit == "share":

@@ -27,7 +27,9 @@ class Plan:
     sections: dict[str, list[Estimate]]
 
     def to_json(self) -> dict[str, Any]:
-        sections = {key(name): {key(each.name): each.to_json() for each in found} for name, found in self.sections.items()}
+        sections = {
+            key(name): {key(each.name): each.to_json() for each in found} for name, found in self.sections.items()
+        }
         return {"title": self.title, **sections}
 
 

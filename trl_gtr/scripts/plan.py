@@ -30,7 +30,6 @@ from ..tasks import Task, make_task
 from .arguments import json_options, one_line_errors, parse_arguments
 from .train import ScriptArguments, task_with_hands
 
-
 NOTE = (
     "counted: on the model without weights. traced: a micro-batch through the run's own code, without weights. "
     "assumed: a guess; set it."
