@@ -175,7 +175,7 @@ def check_activations(real, capsys, settings):
 def test_the_key_value_cache(capsys):
     """Against the cache that `generate` filled."""
     plan = planned(capsys, *words())
-    model, processor = load_policy("tiny")
+    model, _ = load_policy("tiny")
     rows, tokens = 5, 12
     ids = torch.randint(10, 100, (rows, tokens))
     cache = model(input_ids=ids, use_cache=True).past_key_values

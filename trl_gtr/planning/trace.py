@@ -19,11 +19,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..policy.scoring import PolicyWithValue, VLMPolicy
 
+_CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+"""Torch's own registry leaves it out."""
 _ATTENTION_BACKWARD = 2.5
 """Of attention's forward pass: its backward pass makes five products instead of two."""
 
@@ -97,7 +99,9 @@ class _Counter(TorchDispatchMode):
                 return func(*args, **kwargs)
         out = func(*args, **kwargs)
         packet = func._overloadpacket
-        if packet in flop_registry:
+        if packet is _CPU_ATTENTION:
+            self._count(packet.__name__, sdpa_flop_count(*(tensor.shape for tensor in args[:3])), tensors)
+        elif packet in flop_registry:
             self._count(packet.__name__, flop_registry[packet](*args, **kwargs, out_val=out), tensors)
         return out
 
