@@ -1,4 +1,4 @@
-"""`trl-gtr report | evaluate | check`: look at runs, compare agents, and find out what can run here."""
+"""`trl-gtr report | evaluate | plan | check`: look at runs, compare agents, plan a run, see what can run here."""
 
 from __future__ import annotations
 
@@ -24,12 +24,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     report.add_argument("--labels", nargs="+", help="a name a run; runs of one name are seeds, drawn with a band")
     report.add_argument("--output", help="the file; default: report.html in the first run's folder")
     commands.add_parser("evaluate", help="play a task with agents on the same deals (own --help)", add_help=False)
+    commands.add_parser("plan", help="memory, time and cost of a run, before it (own --help)", add_help=False)
     commands.add_parser("check", help="versions, extras and what of ALFWorld can run here")
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["evaluate"]:
         from .scripts import evaluate as evaluate_command  # it has options of its own, and loads torch
 
         evaluate_command.main(words[1:])
+        return 0
+    if words[:1] == ["plan"]:
+        from .scripts import plan as plan_command
+
+        plan_command.main(words[1:])
         return 0
     args = parser.parse_args(words)
     if args.command == "report":
