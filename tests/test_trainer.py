@@ -54,7 +54,7 @@ def test_a_task_needs_no_more_than_seven_members(make_trainer):
     assert changed(before, trainer.trained)
     log = trainer.state.log_history[-1]
     assert {"thoughts/distinct_4", "episode/success", "episode/success_solvable"} <= set(log)
-    assert "eval_success" in trainer.evaluate()
+    assert "eval_success" in trainer.evaluate().metrics("eval")
     named = {name for entry in trainer.state.log_history for name in entry}
     assert not [name for name in named if "true" in name or "reading" in name]
 
@@ -679,7 +679,7 @@ def test_settings_reach_the_place_where_they_matter(make_trainer, monkeypatch):
     trainer = make_trainer(
         cliprange=0.3, dual_clip=7.0, cliprange_value=0.4, invalid_action="penalty", value_learning_rate=0.5
     )
-    assert trainer.collector.penalize
+    assert trainer.collector.rules.penalize
     head = {id(p) for p in trainer.trained.value_head.parameters()}
     rates = {group["lr"] for group in trainer.optimizer.param_groups for p in group["params"] if id(p) in head}
     assert rates == {0.5}
@@ -976,8 +976,8 @@ def test_all_starts_are_evaluated_once(make_trainer):
     assert report.complete
     assert report.metrics("eval")["eval_episodes"] == 3
     assert [set(episode.start) for episode in report.episodes] == [{"colour", "source"}] * 3
-    assert trainer.evaluate(episodes=4)["eval_episodes"] == 4
-    assert trainer.evaluate(ColourTask(), episodes=2)["eval_episodes"] == 2
+    assert len(trainer.evaluate(episodes=4).episodes) == 4
+    assert len(trainer.evaluate(ColourTask(), episodes=2).episodes) == 2
     with pytest.raises(ValueError, match="say how many episodes"):
         trainer.evaluate(ColourTask())
 
@@ -991,7 +991,7 @@ def test_an_evaluation_ends_when_the_run_is_told_to_stop(make_trainer):
     trainer = make_trainer(eval_episodes=50)
     trainer.signals.received = 15
     before = len(trainer.state.log_history)
-    assert trainer.evaluate() == {}
+    assert not trainer.evaluate().complete
     assert len(trainer.state.log_history) == before  # half of one is in no log
 
 
