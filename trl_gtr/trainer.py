@@ -200,7 +200,7 @@ class GTRTrainer(PPOBridge):
             "updater": Part(self.updater, TENSORS, shared=True),
             "counters": Part(self.counters),
         }
-        if self.corrector is not None and self.corrector.defines("state_dict"):
+        if self.corrector is not None:
             parts["corrector"] = Part(self.corrector)
         manifest = describe_run(self.task, self.corrector, adapter, self.args)
         return RunCheckpointer(self.args, self.processes, manifest, parts)
