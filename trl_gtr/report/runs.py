@@ -10,6 +10,7 @@ from typing import Any
 
 from ..responses.safe_text import storable
 from .reading import RunFiles, checked_card
+from .state import is_alive, state_of
 
 _SEED_FOLDER = re.compile(r"seed[-_]?\d+")
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -37,6 +38,21 @@ class Run:
     def last(self, name: str) -> float | None:
         values = self.series(name)
         return values[max(values)] if values else None
+
+    @property
+    def last_update(self) -> int:
+        return max((entry["step"] for entry in self.log), default=0)
+
+    @property
+    def state(self) -> str | None:
+        """`running`, `finished`, `stopped` or `crashed`; `None` if nothing says it."""
+        return state_of(self.card)
+
+    @property
+    def grows(self) -> bool:
+        """Whether more may be written: the run goes on, or its process is there to evaluate what it has trained."""
+        alive = is_alive(self.card)
+        return self.state == "running" if alive is None else alive
 
     @property
     def problems(self) -> list[str]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import cloudpickle
 import gymnasium as gym
@@ -42,6 +42,16 @@ class Generate(Protocol):
     """A policy as the collector sees it: one answer per prompt and image."""
 
     def __call__(self, prompts: list[str], images: list[np.ndarray]) -> list[Generation]: ...
+
+
+class Choice(NamedTuple):
+    """What an environment is stepped with."""
+
+    action: Any
+    legal: bool
+    """Whether it is the action that the response names."""
+    substitute: str | None = None
+    """The text of the random action that takes its place."""
 
 
 class RolloutCollector:
@@ -190,7 +200,7 @@ class RolloutCollector:
     ) -> list[Transition]:
         """Step every environment with what its response says."""
         chosen = [self._choose(i, response) for i, response in enumerate(responses)]
-        actions: Any = [action for action, _ in chosen]
+        actions: Any = [choice.action for choice in chosen]
         if isinstance(self.envs.single_action_space, gym.spaces.Discrete):
             actions = np.array(actions)
         images, infos = self.images, self.infos
@@ -199,7 +209,7 @@ class RolloutCollector:
         self.infos = unpack_infos(vector_infos, len(images))
         played = []
         fine = illegal_reward(self.task, self.penalize)
-        for i, (generation, response, (_, legal)) in enumerate(zip(generations, responses, chosen, strict=True)):
+        for i, (generation, response, choice) in enumerate(zip(generations, responses, chosen, strict=True)):
             final_info = self.infos[i].pop("final_info", None)
             final_image = self.infos[i].pop("final_obs", None)
             ended = bool(terminated[i] or truncated[i])
@@ -212,11 +222,11 @@ class RolloutCollector:
                     prompt=prompts[i],
                     response=response,
                     response_ids=generation.ids,
-                    reward=float(rewards[i]) + (0.0 if legal else fine),
+                    reward=float(rewards[i]) + (0.0 if choice.legal else fine),
                     terminated=bool(terminated[i]),
                     truncated=bool(truncated[i]),
                     bootstrap=bootstrap,
-                    legal=legal,
+                    legal=choice.legal,
                     info=infos[i],
                     final_info=final_info if ended else None,
                     final_image=np.array(final_image) if bootstrap else None,
@@ -224,21 +234,23 @@ class RolloutCollector:
                     hit_length_limit=generation.hit_length_limit,
                     episode=self.ended[i],
                     episode_step=len(self.episodes[i]),
+                    substitute=choice.substitute,
                 )
             )
         return played
 
-    def _choose(self, i: int, response: Response) -> tuple[Any, bool]:
-        """The environment's action, and whether it is the one that the response names."""
+    def _choose(self, i: int, response: Response) -> Choice:
+        """The action that the response names; without one a skipped step or a random action."""
         info = self.infos[i]
         if response.valid:
             action = self.task.to_env_action(response, info)
             if action is not None:
-                return action, True
+                return Choice(action, legal=True)
         if self.penalize:
-            return SkippableStep.skip(self.envs.single_action_space), False
+            return Choice(SkippableStep.skip(self.envs.single_action_space), legal=False)
         text = str(self.rngs[i].choice(np.array(self.task.legal_actions(info), dtype=object)))
-        return self.task.to_env_action(replace(response, action=text, error=None), info), False
+        action = self.task.to_env_action(replace(response, action=text, error=None), info)
+        return Choice(action, legal=False, substitute=text)
 
     def _close_episodes(self, played: list[Transition]) -> list[Sequence[Transition]]:
         finished: list[Sequence[Transition]] = []
