@@ -28,7 +28,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 # matplotlib wants colours; the page replaces these by its own, which light and dark mode set.
 _INK, _GRID = "#010101", "#020202"
 _SIZE = (4.4, 2.5)
-_AXES = (0.11, 0.16, 0.87, 0.8)
+_AXES = (0.11, 0.16, 0.87, 0.76)
 _FORMAT: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "trl-gtr",
@@ -257,6 +257,8 @@ def draw(title: str, note: str, lines: Sequence[Line], share: bool = False) -> C
         if share:
             axes.set_ylim(-0.03, 1.03)
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        else:  # small numbers as 2.5 under 1e-3: longer labels would be cut off
+            axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 4), useOffset=False)
         box = axes.get_window_extent()
         limits = axes.get_xlim()
         buffer = io.StringIO()

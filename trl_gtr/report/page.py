@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import datetime
 import hashlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..responses.safe_text import storable
 from ..storage.files import written_whole
-from .runs import Run, groups, read_runs
+from .runs import Run, any_grows, groups, read_runs
 from .state import moment
 
 MAX_BYTES = 10_000_000
@@ -35,14 +36,41 @@ def write_report(
         output: The file. Without it `report.html` in the first run's folder.
         refresh: Seconds after which an open page loads itself again; `None` for never.
     """
-    path = report_path(folders, output)
+    path = Path(output) if output is not None else Path(folders[0]) / "report.html"
+    html = _report(read_runs(folders, labels), refresh)
     with written_whole(path) as file:
-        file.write_text(storable(_report(read_runs(folders, labels), refresh)), "utf-8")
+        file.write_text(storable(html), "utf-8")
     return path
 
 
-def report_path(folders: Sequence[str | Path], output: str | Path | None = None) -> Path:
-    return Path(output) if output is not None else Path(folders[0]) / "report.html"
+def watch_report(
+    folders: Sequence[str | Path],
+    labels: Sequence[str] | None = None,
+    output: str | Path | None = None,
+    seconds: float = 30.0,
+    wait: Callable[[float], None] = time.sleep,
+) -> Iterator[Path]:
+    """Write the report whenever its runs have written more, until none of them goes on; the file each time.
+
+    Args:
+        folders: See `write_report`, and so `labels` and `output`.
+        seconds: How long to wait between two looks. An open page loads itself again as often.
+        wait: Who waits.
+    """
+    growing, shown = True, None
+    while growing:
+        # First: what a run writes while the page is made comes with the next one.
+        growing, written = any_grows(folders), _last_written(folders)
+        if not growing or written != shown:
+            yield write_report(folders, labels, output, refresh=seconds if growing else None)
+            shown = written
+        if growing:
+            wait(seconds)
+
+
+def _last_written(folders: Sequence[str | Path]) -> list[int]:
+    logs = (Path(folder) / "metrics.jsonl" for folder in folders)
+    return [log.stat().st_mtime_ns if log.is_file() else 0 for log in logs]
 
 
 def _report(runs: Sequence[Run], refresh: float | None) -> str:

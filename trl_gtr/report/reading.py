@@ -117,8 +117,8 @@ class RunFiles:
         try:
             with path.open("rb") as file:
                 table = pq.ParquetFile(file).read()
-            for name in {*ADDED} - {*table.column_names}:
-                table = table.append_column(name, pa.nulls(len(table), pa.string()))
+            for added in {*ADDED} - {*table.column_names}:
+                table = table.append_column(added, pa.nulls(len(table), pa.string()))
             missing = set(COLUMNS) - set(table.column_names)
             if missing:
                 raise ValueError(f"no column {', '.join(sorted(missing))}")

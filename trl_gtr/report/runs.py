@@ -10,7 +10,7 @@ from typing import Any
 
 from ..responses.safe_text import storable
 from .reading import RunFiles, checked_card
-from .state import is_alive, state_of
+from .state import grows, state_of
 
 _SEED_FOLDER = re.compile(r"seed[-_]?\d+")
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -49,12 +49,6 @@ class Run:
         return state_of(self.card)
 
     @property
-    def grows(self) -> bool:
-        """Whether more may be written: the run goes on, or its process is there to evaluate what it has trained."""
-        alive = is_alive(self.card)
-        return self.state == "running" if alive is None else alive
-
-    @property
     def problems(self) -> list[str]:
         """What of the run's files was left out."""
         return self.files.all_problems() if self.files is not None else []
@@ -72,6 +66,11 @@ def read_runs(folders: Sequence[str | Path], labels: Sequence[str] | None = None
     if labels is not None and len(labels) != len(paths):
         raise ValueError(f"{len(labels)} labels for {len(paths)} runs: give each run one, the same one to seeds.")
     return [_read_run(path, labels[i] if labels else _label(path)) for i, path in enumerate(paths)]
+
+
+def any_grows(folders: Sequence[str | Path]) -> bool:
+    """Whether one of these runs may still write."""
+    return any(grows(checked_card(RunFiles(Path(folder)).json(Path(folder) / "run.json"))) for folder in folders)
 
 
 def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:

@@ -19,6 +19,12 @@ def state_of(card: Mapping[str, Any]) -> str | None:
     return "crashed" if state == "running" and is_alive(card) is False else state
 
 
+def grows(card: Mapping[str, Any]) -> bool:
+    """Whether more may be written: the run goes on, or its process is there to evaluate what it has trained."""
+    alive = is_alive(card)
+    return state_of(card) == "running" if alive is None else alive
+
+
 def is_alive(card: Mapping[str, Any]) -> bool | None:
     """Whether the run's process still exists; `None` if that can't be known here."""
     process = card.get("process", {})

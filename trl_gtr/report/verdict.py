@@ -50,7 +50,7 @@ def verdicts(groups: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
 
 
 def _verdict(label: str, runs: Sequence[Run]) -> dict[str, Any]:
-    success, thoughts, collapse = _success(runs), _curve(runs, "thoughts/true", "True thoughts"), _collapse(runs)
+    success, thoughts, collapse = _success(runs), _curve(runs, "thoughts/true", "True thoughts in training"), _collapse(runs)
     sentences = [_success_words(success), _thought_words(thoughts), collapse["words"]]
     numbers = [
         {"name": change.name, "value": str(change), "detail": change.detail, "tone": _tone(change)}
@@ -73,7 +73,8 @@ def _state(runs: Sequence[Run]) -> dict[str, Any]:
     """Running, finished, stopped or crashed; of several seeds how many are what."""
     if len(runs) > 1:
         counts = Counter(run.state for run in runs if run.state)
-        return {"state": ", ".join(f"{count} {state}" for state, count in counts.items()), "tone": "", "facts": []}
+        words = ", ".join(f"{count} {state}" for state, count in counts.items())
+        return {"state": words, "tone": "", "facts": [], "command": None}
     (run,) = runs
     facts = []
     if run.last_update:

@@ -183,7 +183,7 @@ class Pane {
     parts.thought.textContent = step.thought || "(nothing)";
     parts.correction.hidden = !step.diff;
     if (step.diff) this.showDiff(step);
-    parts.action.replaceChildren(make("span", "", step.action || "(none)"), make("span", "muted", step.legal ? "  legal" : "  not legal; "));
+    parts.action.replaceChildren(make("span", "", step.action || "(none)"), make("span", "muted", step.legal ? " legal" : " not legal; "));
     if (!step.legal) parts.action.append(make("span", "muted", step.substitute ? "taken instead: " : "another action was taken or the step skipped"), make("span", "", step.substitute ?? ""));
     parts.bars.replaceChildren(...["reward", "value", "advantage"].flatMap((name) => this.bar(name, step[name])));
     this.showTokens(step);
