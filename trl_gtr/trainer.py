@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_utils import TrainOutput, set_seed
 
 from .config import MODEL_INIT_KWARGS, GTRConfig
-from .correctors.base import Corrector
+from .correctors.base import Corrector, identity_of
 from .distributed.means import Means
 from .distributed.processes import Processes
 from .distributed.signals import StopSignals
@@ -53,6 +54,7 @@ from .runs.rollout_metrics import (
     with_failures,
     without_images,
 )
+from .runs.model_card import TrainedAgent, write_model_card
 from .runs.run_log import RunLog
 from .runs.trackers import TrackerImages
 from .scripts.arguments import json_options
@@ -484,6 +486,29 @@ class GTRTrainer(ResumableTrainer):
             "buffer/images": int(self.processes.sum(self.buffer.num_images)),
             "speed/steps_per_second": sum(experience.steps) * self.collector.envs.num_envs / slowest,
         }
+
+    def create_model_card(
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
+    ) -> None:
+        """`README.md` of the output folder: base model, how to play with the agent, evaluations, curves, corrector.
+
+        `push_to_hub` calls it. An agent has no data set: `dataset_name` is ignored.
+        """
+        if not self.is_world_process_zero():
+            return
+        agent = TrainedAgent(
+            name=model_name or Path(self.args.output_dir).name,
+            hub_model_id=self.hub_model_id,
+            base_model=self.trained.policy.name_or_path,
+            is_adapter=self.is_peft_model,
+            task=self.task,
+            corrector=None if self.corrector is None else identity_of(self.corrector),
+            args=self.args,
+            log=self.state.log_history,
+            paper=self._paper,
+            tags=[tags] if isinstance(tags, str) else tags or [],
+        )
+        write_model_card(self.args.output_dir, agent)
 
     def corrections_dataset(self) -> Any:
         """All corrections so far as a `datasets.Dataset` for `SFTTrainer`: images and messages."""

@@ -154,7 +154,9 @@ def test_the_action_that_was_really_taken_is_shown(tmp_path):
 def test_the_shipped_model_has_its_name(tmp_path):
     folder = write_run(tmp_path / "run", updates=1)
     card = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(card | {"model": "/opt/somewhere/trl_gtr/tiny_llava/alfworld_weights"}))
+    (folder / "run.json").write_text(
+        json.dumps(card | {"model": "/opt/somewhere/trl_gtr/tiny_llava/alfworld_weights"})
+    )
     html = write_report([folder]).read_text("utf-8")
     assert "<dd>tiny-alfworld</dd>" in html
     assert "/opt/somewhere" not in html

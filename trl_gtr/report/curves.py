@@ -18,7 +18,8 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from .evaluations import Point, points
+from ..runs.logged_evaluations import Point
+from .evaluations import points
 from .runs import Run
 
 SERIES_COLOURS = 8
@@ -187,8 +188,10 @@ def evaluation_lines(measure: str, groups: Mapping[str, Sequence[Run]]) -> list[
             if not found:
                 continue
             title = f"evaluated on {name}" if name else "evaluated"
-            several = len(groups) > 1
-            lines.append(_points(f"{label}: {title}" if several else title, colour if several else i + 1, marker, found))
+            if len(groups) > 1:
+                lines.append(_points(f"{label}: {title}", colour, marker, found))
+            else:
+                lines.append(_points(title, i + 1, marker, found))
     return lines
 
 

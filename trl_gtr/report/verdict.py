@@ -10,6 +10,7 @@ from typing import Any
 from transformers import TrainerControl, TrainerState
 
 from ..runs.callbacks import ThoughtCollapseCallback
+from ..runs.logged_evaluations import Point, last_point
 from . import evaluations
 from .runs import Run
 from .state import duration, seconds_of
@@ -50,7 +51,8 @@ def verdicts(groups: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
 
 
 def _verdict(label: str, runs: Sequence[Run]) -> dict[str, Any]:
-    success, thoughts, collapse = _success(runs), _curve(runs, "thoughts/true", "True thoughts in training"), _collapse(runs)
+    success, collapse = _success(runs), _collapse(runs)
+    thoughts = _curve(runs, "thoughts/true", "True thoughts in training")
     sentences = [_success_words(success), _thought_words(thoughts), collapse["words"]]
     numbers = [
         {"name": change.name, "value": str(change), "detail": change.detail, "tone": _tone(change)}
@@ -93,8 +95,8 @@ def _success(runs: Sequence[Run]) -> Change | None:
     evaluated = [evaluations.points(run) for run in runs]
     for name in dict.fromkeys(name for each in evaluated for name in each):
         mine = [each.get(name, []) for each in evaluated]
-        after = [point for point in (evaluations.last(each, "after") for each in mine) if point]
-        before = [point for point in (evaluations.last(each, "before") for each in mine) if point]
+        after = [point for point in (last_point(each, "after") for each in mine) if point]
+        before = [point for point in (last_point(each, "before") for each in mine) if point]
         if after:
             what = "95 % interval" if len(after) == 1 else f"range over {len(after)} seeds"
             value, low, high = _spread(after)
@@ -108,7 +110,7 @@ def _success(runs: Sequence[Run]) -> Change | None:
     return _curve(runs, "episode/success", "Success in training")
 
 
-def _spread(points: Sequence[evaluations.Point]) -> tuple[float, float, float]:
+def _spread(points: Sequence[Point]) -> tuple[float, float, float]:
     """One evaluation's own interval; of several the range."""
     if len(points) == 1:
         return points[0].value, points[0].low, points[0].high
