@@ -145,8 +145,8 @@ def _introduction(agent: TrainedAgent) -> str:
         else f"A vision-language agent for the task **{task}**, trained from {words},"
     )
     return (
-        f"{what} with [Guided Thought Reinforcement]({paper}). It looks at a picture, writes down its thought as JSON, "
-        "and acts."
+        f"{what} with [Guided Thought Reinforcement]({paper}). It looks at a picture, writes down its thought as "
+        "JSON, and acts."
     )
 
 
