@@ -25,7 +25,7 @@ def main() -> None:
         script, args, model_args, corrector_args = launch.parse(config, description=__doc__)
         launch.refuse_unused(script, "hands", "eval_hands")
         launch.refuse_other_tasks(script, "alfworld")
-        options = {"cut": script.cut, **launch.json_options(script.task_options)}
+        options = {"cut": script.cut, **launch.task_options(script.task_options)}
         task, unseen = (
             make_task("alfworld", evaluation_split=split, **options) for split in ("train", "valid_unseen")
         )

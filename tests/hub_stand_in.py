@@ -56,7 +56,9 @@ class HubStandIn:
             asked = json.loads(body)["objects"]
             return {
                 "transfer": "basic",
-                "objects": [one | {"actions": {"upload": {"href": f"{self.url}/upload/{one['oid']}"}}} for one in asked],
+                "objects": [
+                    one | {"actions": {"upload": {"href": f"{self.url}/upload/{one['oid']}"}}} for one in asked
+                ],
             }
         if match := re.fullmatch(r"/api/models/(.+/[^/]+)/preupload/main", path):
             asked = json.loads(body)["files"]

@@ -17,7 +17,7 @@ from example_scripts import example
 from paths import ROOT
 
 from trl_gtr import tiny_llava
-from trl_gtr.runs.checkpoints import saved_task
+from trl_gtr.runs.manifest import saved_task
 
 PYTHON = [sys.executable]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]
@@ -87,7 +87,7 @@ def test_gym_cards(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_gym_cards_without_a_corrector_asks_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PPO alone, on the game of the other script."""
-    ppo = ["--thought_cloning_coef", "0", "--clone_right_actions", "false", "--clone_right_thoughts", "false"]
+    ppo = ["--thought_cloning_coef", "0"]
     options = ["--task", "points24", "--output_dir", str(tmp_path / "agent"), "--disable_tqdm=true", *ppo, *SHORT]
     monkeypatch.setattr(sys, "argv", ["gym_cards.py", *options])
     example("gym_cards").main()

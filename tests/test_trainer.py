@@ -14,17 +14,17 @@ import torch
 from paths import DOCS
 from peft import LoraConfig
 from tokenizers import normalizers
-from toy import COLOURS, ColourTask, build_toy_model, quiet_config, teach_format
+from toy import COLOURS, BareColourTask, ColourTask, build_toy_model, quiet_config, teach_format
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trl_gtr import PPOTrainer
-from trl_gtr.correctors import BudgetExhausted, ExpertCorrector
+from trl_gtr.correctors import BudgetExhausted, Corrector, ExpertCorrector
+from trl_gtr.engines.transformers import TransformersEngine
 from trl_gtr.guides.labels import FLAWS
 from trl_gtr.learning import ppo
 from trl_gtr.policy.loading import lora_target_modules
-from trl_gtr.policy.scoring import PolicyWithValue
-from trl_gtr.runs import checkpoints
+from trl_gtr.policy.network import PolicyWithValue
 from trl_gtr.runs.callbacks import ThoughtCollapseCallback
 from trl_gtr.trainer import GTRTrainer
 from trl_gtr.types import Correction, Rollout, Transition
@@ -44,6 +44,50 @@ def make_trainer(toy_checkpoint, tmp_path):
         return GTRTrainer(model or toy_checkpoint, config, task or ColourTask(), corrector, **(trainer_kwargs or {}))
 
     return make
+
+
+def test_a_task_needs_no_more_than_seven_members(make_trainer):
+    """PPO, the defaults for all else, and no word about whether thoughts are true."""
+    trainer = make_trainer(BareColourTask(), thought_cloning_coef=0.0, eval_episodes=2)
+    before = parameters(trainer.trained)
+    trainer.train()
+    assert changed(before, trainer.trained)
+    log = trainer.state.log_history[-1]
+    assert {"thoughts/distinct_4", "episode/success", "episode/success_solvable"} <= set(log)
+    assert "eval_success" in trainer.evaluate()
+    named = {name for entry in trainer.state.log_history for name in entry}
+    assert not [name for name in named if "true" in name or "reading" in name]
+
+
+def test_a_task_without_a_judge_learns_from_its_expert(make_trainer):
+    class Unjudged(BareColourTask):
+        expert = ColourTask.expert
+
+    trainer = make_trainer(Unjudged())
+    trainer.train()
+    log = trainer.state.log_history[-1]
+    assert log["corrector/corrected"] > 0
+    assert "thoughts/true" not in log
+
+
+class Alike:
+    """Has the members, and is neither a task nor a corrector."""
+
+    name, format = ColourTask.name, ColourTask.format
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"task": Alike()}, "Alike is not a Task: subclass trl_gtr.Task"),
+        ({"corrector": Alike()}, "Alike is not a Corrector: subclass trl_gtr.Corrector"),
+        ({"trainer_kwargs": {"eval_task": Alike()}}, "Alike is not a Task: subclass trl_gtr.Task"),
+        ({"corrector": ExpertCorrector}, "ExpertCorrector is a class: pass an object of it"),
+    ],
+)
+def test_only_tasks_and_correctors_are_taken(make_trainer, given, message):
+    with pytest.raises(TypeError, match=message):
+        make_trainer(**given)
 
 
 def steady(log_history):
@@ -75,11 +119,11 @@ def test_a_saved_policy_answers_as_the_trained_one(make_trainer, tmp_path):
     trainer.train()
     images = [np.full((28, 28, 3), colour, np.uint8) for colour in COLOURS.values()]
     prompts = ["Which colour?"] * 4
-    trained = trainer.policy.generate(trainer.trained.policy, prompts, images, greedy=True)
+    trained = trainer.engine.generate(prompts, images, greedy=True)
     trainer.save_model(str(tmp_path / "saved"))
     loaded = AutoModelForImageTextToText.from_pretrained(tmp_path / "saved")
     AutoProcessor.from_pretrained(tmp_path / "saved")
-    again = trainer.policy.generate(loaded, prompts, images, greedy=True)
+    again = TransformersEngine(trainer.policy, loaded).generate(prompts, images, greedy=True)
     assert [g.text for g in trained] == [g.text for g in again]
     assert (tmp_path / "saved" / "value_head.safetensors").is_file()
 
@@ -312,9 +356,9 @@ def test_the_value_loss_stays_out_of_the_trunk_unless_asked_in(make_trainer):
 
 
 def test_without_corrections_cloning_takes_no_step(make_trainer):
-    class SilentCorrector:
+    class SilentCorrector(Corrector):
         def correct(self, requests):
-            return [Correction("failed", reason="timeout") for _ in requests]
+            return [Correction("failed", failure="timeout") for _ in requests]
 
     trainer = make_trainer(corrector=SilentCorrector(), ppo_coef=0.0)
     before = parameters(trainer.trained)
@@ -341,7 +385,7 @@ def test_labels_are_the_corrected_thought_and_never_the_action(make_trainer):
 
 
 def test_right_actions_are_labels_only_where_the_agents_own_is_right(make_trainer):
-    trainer = make_trainer(clone_right_actions=True, clone_right_thoughts=True, total_env_steps=64)
+    trainer = make_trainer(clone_right_actions=True, clone="thoughts", total_env_steps=64)
     trainer.train()
     with_action = [text for text in stored_texts(trainer) if "action" in text]
     without = [text for text in stored_texts(trainer) if "action" not in text]
@@ -353,7 +397,7 @@ def test_right_actions_are_labels_only_where_the_agents_own_is_right(make_traine
 
 
 def test_cloning_the_full_response_takes_the_correctors_action(make_trainer):
-    trainer = make_trainer(clone_full_response=True)
+    trainer = make_trainer(clone="corrected_responses")
     trainer.train()
     for text in stored_texts(trainer):
         response = json.loads(text)
@@ -423,7 +467,7 @@ def test_a_corrector_is_needed_for_cloning(make_trainer):
 
 
 def test_errors_of_a_corrector_surface(make_trainer):
-    class BrokenCorrector:
+    class BrokenCorrector(Corrector):
         def correct(self, requests):
             raise RuntimeError("broken on purpose")
 
@@ -602,7 +646,7 @@ def test_labels_end_before_the_action_where_a_tokenizer_normalises(make_trainer,
     assert "action" not in trainer.policy.spans.text(ids[:labels])
 
 
-class Spelling:
+class Spelling(Corrector):
     """A corrector that answers with a fixed thought."""
 
     def __init__(self, thought):
@@ -634,7 +678,7 @@ def test_a_label_that_no_ids_can_spell_is_thrown_away_and_counted(make_trainer):
 
 
 def test_half_a_character_is_no_label(make_trainer):
-    trainer = make_trainer(clone_right_thoughts=True)
+    trainer = make_trainer(clone="thoughts")
     step = rollout_of(trainer, [0.0]).transitions[0]
     response = trainer.task.format.parse('{"thoughts": "it is \\ud800", "action": "red"}')
     assert response.valid
@@ -658,7 +702,7 @@ def test_a_collapse_callback_added_later_is_saved_and_restored(make_trainer, tmp
     trainer.train()
     again = ThoughtCollapseCallback(patience=100)
     resumed = make_trainer(total_env_steps=32, trainer_kwargs={"callbacks": [again]})
-    resumed.load_trainer_state(str(tmp_path / "run" / "checkpoint-2"))
+    resumed.load_checkpoint(str(tmp_path / "run" / "checkpoint-2"))
     assert again.first_distinct == callback.first_distinct is not None
 
 
@@ -713,7 +757,8 @@ def test_losses_that_are_not_finite_are_skipped_and_end_the_run_with_a_checkpoin
     # Four steps an update: the second one is not finished, but counted and saved.
     assert [entry["optim/skipped_steps"] for entry in trainer.state.log_history] == [4, 2]
     assert (tmp_path / "run" / "checkpoint-2" / "trainer_state.json").is_file()
-    assert checkpoints.read_run_state(tmp_path / "run" / "checkpoint-2", 0)["skipped_in_a_row"] == 0
+    saved = torch.load(tmp_path / "run" / "checkpoint-2" / "updater.pt", weights_only=True)
+    assert saved["skipped_in_a_row"] == 0  # or a resumed run would end at once
 
 
 def test_a_single_bad_gradient_costs_a_single_step(make_trainer, caplog):
@@ -784,7 +829,7 @@ def test_resume_true_takes_the_newest_and_says_if_there_is_none(make_trainer):
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(make_trainer, toy_checkpoint):
-    with pytest.raises(ValueError, match="no checkpoint of this trainer"):
+    with pytest.raises(ValueError, match="not a checkpoint of this trainer"):
         make_trainer().train(resume_from_checkpoint=toy_checkpoint)
 
 
@@ -806,7 +851,7 @@ def test_a_foreign_or_damaged_checkpoint_is_refused_with_what_differs(make_train
     )
     assert "task.env_kwargs was {} and is {'length': 5}" in refusal(ColourTask(length=5))
     make_trainer(gamma=0.5, allow_changed_config=True).train(resume_from_checkpoint=str(checkpoint))
-    contents = checkpoint / "gtr_contents.json"
+    contents = checkpoint / "manifest.json"
     alone = contents.read_text()
     contents.write_text(alone.replace('"processes": 1', '"processes": 2'))
     assert "of a run with 2 processes, not 1" in refusal(allow_changed_config=True)
@@ -820,7 +865,7 @@ def test_a_foreign_or_damaged_checkpoint_is_refused_with_what_differs(make_train
     weights.unlink()
     assert "damaged: model.safetensors is missing" in refusal()
     contents.write_text(alone[:100])
-    assert "damaged: gtr_contents.json can't be read" in refusal()
+    assert "damaged: manifest.json can't be read" in refusal()
 
 
 def test_an_adapter_is_resumed_with_its_own_settings_only(make_trainer, toy_checkpoint, tmp_path):
@@ -854,7 +899,7 @@ def test_logits_that_are_not_finite_end_the_run_with_a_checkpoint(make_trainer, 
 def test_a_stop_is_saved_beside_an_older_run(make_trainer, tmp_path):
     """That there is a checkpoint of this number doesn't mean that it is ours."""
 
-    class Spent:
+    class Spent(Corrector):
         exhausted = False
 
         def correct(self, requests):
@@ -879,8 +924,10 @@ class ListedColours(ColourTask):
 
 def test_all_starts_are_evaluated_once(make_trainer):
     trainer = make_trainer(task=ListedColours(), eval_episodes="all")
-    assert trainer.evaluate()["eval_episodes"] == 3
-    assert [set(episode.start) for episode in trainer.last_evaluation.episodes] == [{"colour", "source"}] * 3
+    report = trainer.evaluate()
+    assert report.complete
+    assert report.metrics("eval")["eval_episodes"] == 3
+    assert [set(episode.start) for episode in report.episodes] == [{"colour", "source"}] * 3
     assert trainer.evaluate(episodes=4)["eval_episodes"] == 4
     assert trainer.evaluate(ColourTask(), episodes=2)["eval_episodes"] == 2
     with pytest.raises(ValueError, match="say how many episodes"):
@@ -900,7 +947,9 @@ def test_an_evaluation_ends_when_the_run_is_told_to_stop(make_trainer):
     assert len(trainer.state.log_history) == before  # half of one is in no log
 
 
-@pytest.mark.parametrize("failing", ["torch.save", "safetensors.torch.save_file", "trl_gtr.runs.checkpoints.publish"])
+@pytest.mark.parametrize(
+    "failing", ["torch.save", "safetensors.torch.save_file", "trl_gtr.runs.manifest.Manifest.listing"]
+)
 def test_a_full_disk_leaves_the_old_checkpoint_as_it_was(make_trainer, tmp_path, monkeypatch, failing):
     run = tmp_path / "run"
     trainer = make_trainer(save_strategy="steps", save_steps=1, save_total_limit=1, total_env_steps=48)
@@ -913,7 +962,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_as_it_was(make_trainer, tmp_path,
                 raise OSError(errno.ENOSPC, "No space left on device")
 
             monkeypatch.setattr(failing, no_space)
-            monkeypatch.setattr("trl_gtr.runs.checkpoints.save_file", no_space)
+            monkeypatch.setattr("trl_gtr.policy.weights.save_file", no_space)
         finish(*args)
 
     trainer._finish_update = fill_the_disk

@@ -12,9 +12,8 @@ import resource
 import sys
 import textwrap
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -27,25 +26,32 @@ from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_utils import TrainOutput, set_seed
 
 from .config import MODEL_INIT_KWARGS, GTRConfig
-from .correctors.base import Corrector, identity_of
+from .correctors.base import Corrector
 from .distributed.means import Means
 from .distributed.processes import Processes
 from .distributed.signals import StopSignals
-from .distributed.trl_bridge import unwrap_model_for_generation
+from .distributed.trl_bridge import PPOBridge
+from .engines.base import Engine
+from .engines.transformers import TransformersEngine
 from .evaluation.agents import PolicyAgent
-from .evaluation.evaluate import EvaluationReport, count_episodes, evaluate_agent
+from .evaluation.evaluate import count_episodes, evaluate_agent
+from .evaluation.reports import EvaluationReport
 from .guides.buffer import CorrectionBuffer, cloning_coefficient
 from .guides.labels import Label, LabelMaker, count_labels
 from .learning import ppo
 from .learning.update import Experience, Updater
 from .policy.adapters import REFERENCE, check_config, check_trainable, ensure_named_base
 from .policy.loading import check_processor, load_policy
-from .policy.scoring import PolicyWithValue, ValueHead, VLMPolicy
-from .rollouts.collector import Clock, RolloutCollector
+from .policy.network import PolicyWithValue, ValueHead
+from .policy.scoring import VLMPolicy
+from .rollouts.clock import Clock
+from .rollouts.collector import RolloutCollector
 from .runs.callbacks import GTRProgressCallback
-from .runs.checkpointer import ResumableTrainer
+from .runs.checkpointer import Part, RunCheckpointer, RunCounters
 from .runs.diagnostics import rollout_diagnostics
 from .runs.episode_log import EpisodeLog
+from .runs.manifest import describe_run
+from .runs.model_card import TrainedAgent, write_model_card
 from .runs.rollout_metrics import (
     add_up,
     count_failures,
@@ -54,12 +60,13 @@ from .runs.rollout_metrics import (
     with_failures,
     without_images,
 )
-from .runs.model_card import TrainedAgent, write_model_card
 from .runs.run_log import RunLog
+from .runs.stopping import RunStopper
 from .runs.trackers import TrackerImages
-from .scripts.arguments import json_options
+from .storage.plain_data import json_options
+from .storage.state_files import ARRAYS, TENSORS
 from .tasks.base import Task
-from .types import Generation, Rollout, Transition
+from .types import Rollout, Transition
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +81,7 @@ class StepScores(NamedTuple):
     entropy: Tensor
 
 
-class GTRTrainer(ResumableTrainer):
+class GTRTrainer(PPOBridge):
     """Trains a vision-language model to act: PPO on its actions, thought cloning on its corrected thoughts.
 
     Args:
@@ -116,10 +123,10 @@ class GTRTrainer(ResumableTrainer):
         peft_config: Any = None,
     ) -> None:
         args = args or GTRConfig()
-        self.task, self.eval_task = _check_task(task, corrector, args), eval_task or task
+        self.task, self.eval_task = _check_task(task, corrector, args), Task.ensure(eval_task or task)
         if args.eval_strategy != "no":
             count_episodes(eval_task or self.task, args.eval_episodes)  # raises now, not after the first update
-        self.corrector, self.failed_corrections = corrector, Counter()
+        self.corrector = corrector
         if not isinstance(model, str | os.PathLike):
             check_trainable(model, peft_config, with_reference=args.kl_coef > 0)
         elif peft_config is not None:
@@ -129,13 +136,13 @@ class GTRTrainer(ResumableTrainer):
         local_envs = args.num_envs // PartialState().num_processes
         self.collector = RolloutCollector(
             self.task,
-            self._generate,
             corrector,
             num_envs=local_envs,
             first_index=PartialState().process_index * local_envs,
             seed=args.seed,
             invalid_action=args.invalid_action,
             pickle_environments=args.pickle_environments,
+            exact_resume=not args.allow_changed_config,
         )
         model, processing_class = _load(model, processing_class, args)
         ensure_named_base(model, peft_config, processing_class, args.output_dir)
@@ -161,7 +168,7 @@ class GTRTrainer(ResumableTrainer):
             self.remove_callback(ProgressCallback)
             self.add_callback(GTRProgressCallback)
         self._add_logs()
-        self.reward_scale = args.reward_scale or float(getattr(task, "reward_scale", 1.0))
+        self.reward_scale = args.reward_scale or float(self.task.reward_scale)
         self.processes = Processes(self.accelerator, args.ddp_timeout)
         self.processes.share_weights(self.trained)
         self.buffer = CorrectionBuffer(args.correction_buffer_size, seed=args.seed + self.processes.rank)
@@ -169,13 +176,42 @@ class GTRTrainer(ResumableTrainer):
         self.updater = Updater(
             args, self.accelerator, self.processes, self.network, self.optimizer, self.policy, self.buffer
         )
-        self.signals = StopSignals()
+        self.engine: Engine = TransformersEngine(
+            self.policy,
+            self.model,
+            accelerator=self.accelerator,
+            gather_weights=args.ds3_gather_for_generation,
+        )
+        self.signals, self.counters = StopSignals(), RunCounters()
+        self.started, self._last_loss = 0.0, math.nan
+        self.checkpointer = self._make_checkpointer()
+        self.stopper = RunStopper(
+            self.processes,
+            self.checkpointer,
+            self.collector,
+            save=None if args.save_strategy == "no" else lambda: self._save_checkpoint(self.model, trial=None),
+            end=self._end,
+        )
+
+    def _make_checkpointer(self) -> RunCheckpointer:
+        """It is handed all that has state beside what `Trainer` saves."""
+        adapter = self.trained.policy.active_peft_config.to_dict() if self.is_peft_model else {}
+        parts = {
+            "correction_buffer": Part(self.buffer, ARRAYS),
+            "environments": Part(self.collector),
+            "updater": Part(self.updater, TENSORS, shared=True),
+            "counters": Part(self.counters),
+        }
+        if self.corrector is not None and self.corrector.defines("state_dict"):
+            parts["corrector"] = Part(self.corrector)
+        manifest = describe_run(self.task, self.corrector, adapter, self.args)
+        return RunCheckpointer(self.args, self.processes, manifest, parts)
 
     # --- the algorithm ------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
         """Collect, learn, repeat, for `num_updates` updates."""
-        self._begin(self._checkpoint_to_resume(resume_from_checkpoint))
+        self._begin(self.checkpointer.find(resume_from_checkpoint))
         try:
             with StopSignals() as self.signals:
                 while self.state.global_step < self.args.num_updates and not self.control.should_training_stop:
@@ -186,29 +222,37 @@ class GTRTrainer(ResumableTrainer):
                         experience = self._score_rollout(rollout, steps, corrected, means)  # 3. values, advantages
                     with clock("update"):
                         self.updater.update(experience, self.state.global_step, means)  # 4. learn
+                    self.engine.sync(self.trained.policy)
                     self._finish_update(rollout, experience, means, rollout.times | clock.seconds)  # 5. log, save
-                    self._stop_where_needed(rollout)
-                self._stop_if_told(self.processes.gather(self.signals.received))
+                    if self.stopper.stop_if_spent(self.state.global_step, rollout.stop_reason):
+                        self.control.should_training_stop = True
+                    self.stopper.raise_if_diverged(self.state.global_step, self.updater)
+                self.stopper.stop_on_signal(self.state.global_step, self.processes.gather(self.signals.received))
         except BaseException:
-            if hasattr(self.corrector, "close"):
+            if self.corrector is not None:
                 self.corrector.close()  # corrections under way come back at once; nobody waits for their threads
             raise
-        self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+        self._end()
         seconds = time.perf_counter() - self.started
         return TrainOutput(self.state.global_step, self._last_loss, {"train_runtime": seconds})
+
+    def _end(self) -> None:
+        self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
 
     def _begin(self, checkpoint: str | None) -> None:
         args = self.args
         self.started, self._last_loss = time.perf_counter(), math.nan
-        self._claim_output_dir(checkpoint)
+        self.checkpointer.claim_output_dir(checkpoint)
         if checkpoint is not None:
-            self._resume(checkpoint)
+            self.checkpointer.load(checkpoint, self.load_checkpoint)
+            self._load_rng_state(checkpoint)  # last: whatever is loaded above may draw random numbers
         # After resuming: a run may be made longer.
         self.state.max_steps, self.state.num_train_epochs = args.num_updates, 1
         self.state.compute_steps(args, args.num_updates)
         self.model.train()
+        self.engine.sync(self.trained.policy)
         self.control = self.callback_handler.on_train_begin(args, self.state, self.control)
-        if self.processes.sum(bool(getattr(self.corrector, "exhausted", False))):
+        if self.processes.sum(self.corrector is not None and self.corrector.exhausted):
             logger.warning("Nothing is left of the corrector's budget: the run goes no further. Raise its limits.")
             self.control.should_training_stop = True
 
@@ -216,11 +260,12 @@ class GTRTrainer(ResumableTrainer):
     def _collect(self) -> tuple[Rollout, list[int]]:
         """A rollout, and how many steps the environments of each process have made in it."""
         args, start = self.args, time.perf_counter()
-        before = self._before_collection()
+        before = self.stopper.snapshot(self.state.global_step)
         rollout, fault = Rollout([], [], [], []), None
-        with self._acting_policy():
+        with self.engine.ready():
             try:
                 rollout = self.collector.collect(
+                    self.engine,
                     args.rollout_steps,
                     timeout=args.rollout_deadline,
                     correction_timeout=args.correction_deadline,
@@ -229,12 +274,12 @@ class GTRTrainer(ResumableTrainer):
             except FloatingPointError as error:  # the others must hear of it, or they wait
                 fault = str(error)
             seconds = time.perf_counter() - start
-            rollout.times["wait_for_processes"] = self.processes.meet("collection")
+            rollout.times["wait_for_processes"] = self.processes.barrier("collection")
         made = len(rollout) // self.collector.envs.num_envs
         reports = self.processes.gather((made, seconds, self.signals.received, fault))
         made_by_each, spent_by_each, received, faults = zip(*reports, strict=True)
-        self._stop_if_told(received, faults, before)
-        if self.processes.count > 1:
+        self.stopper.stop_on_signal(self.state.global_step, received, faults, before)
+        if self.processes.world_size > 1:
             rollout.times |= {f"collect_rank_{rank}": spent for rank, spent in enumerate(spent_by_each)}
         for rank, (made, spent) in enumerate(zip(made_by_each, spent_by_each, strict=True)):
             if made < args.rollout_steps and self.is_world_process_zero():
@@ -249,7 +294,7 @@ class GTRTrainer(ResumableTrainer):
 
     def _store_corrections(self, rollout: Rollout, means: Means) -> int:
         """Put this rollout's labels into the buffer; how many steps were corrected, over all processes."""
-        self.failed_corrections.update(count_failures(rollout))
+        self.counters.failed_corrections.update(count_failures(rollout))
         made: list[Label] = []
         for step, correction in zip(rollout.transitions, rollout.corrections, strict=True):
             label = None if correction is None else self.labels.label(step, correction)
@@ -329,7 +374,7 @@ class GTRTrainer(ResumableTrainer):
         state.global_step += 1
         state.episode += int(self.processes.sum(len(rollout.episodes)))
         state.epoch = state.global_step / args.num_updates
-        self.env_steps += sum(experience.steps) * self.collector.envs.num_envs
+        self.counters.env_steps += sum(experience.steps) * self.collector.envs.num_envs
         self.control = self.callback_handler.call_event(
             "on_step_end", args, state, self.control, rollout=rollout, experience=experience
         )
@@ -344,57 +389,78 @@ class GTRTrainer(ResumableTrainer):
             self._save_checkpoint(self.model, trial=None)
             self.control = self.callback_handler.on_save(args, state, self.control)
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Policy (or adapter) as an ordinary `from_pretrained` folder, with value head and manifest beside it."""
+        folder = output_dir or self.args.output_dir
+        # DeepSpeed's processes save the optimizer together after this: a full disk must be known to all before.
+        with self.checkpointer.writing(f"The policy could not be written to {folder}"):
+            super().save_model(output_dir, _internal_call)
+            if self.args.should_save:
+                self.checkpointer.manifest.write(folder)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        save_trainer = partial(super()._save_checkpoint, model, trial)
+        self.checkpointer.save(self.state.global_step, save_trainer)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self.checkpointer.writes_into)
+
     def evaluate(
         self,
         eval_task: Task | None = None,
         metric_key_prefix: str = "eval",
         episodes: int | Literal["all"] | None = None,
-    ) -> dict[str, float]:
-        """Play whole episodes without cuts and log success, return and the rest under `eval_*`."""
+    ) -> EvaluationReport:
+        """Play whole episodes without cuts and log success, return and the rest under `eval_*`.
+
+        The report of an evaluation that ran out of time is not `complete`; nor is that of one which a signal to stop
+        has cut short, and the latter is not logged.
+        """
         args, task = self.args, eval_task or self.eval_task
         assert task is not None
         count = count_episodes(task, episodes or args.eval_episodes)
-        mine = range(self.processes.rank, count, self.processes.count)
-        agent = PolicyAgent(lambda prompts, images: self._generate(prompts, images, greedy=args.eval_greedy))
-        several = self.processes.count > 1
+        several = self.processes.world_size > 1
         end = time.monotonic() + (args.ddp_timeout / 2 if several else math.inf)  # nobody waits longer for a slow one
         # Its own random numbers: how often one evaluates must not change what is learned.
-        with torch.random.fork_rng(), torch.no_grad(), self._acting_policy():
+        with torch.random.fork_rng(), torch.no_grad(), self.engine.ready():
             torch.manual_seed(args.seed + self.processes.rank)
             played = evaluate_agent(
-                agent,
+                PolicyAgent(self.engine, greedy=args.eval_greedy),
                 task,
-                mine,
+                range(self.processes.rank, count, self.processes.world_size),
                 seed=args.seed,
                 num_envs=args.per_device_eval_batch_size,
                 invalid_action=args.invalid_action,
                 stopped=lambda: self.signals.received is not None or time.monotonic() > end,
             ).episodes
-            self.processes.meet("evaluation")
+            self.processes.barrier("evaluation")
         received, by_process = zip(*self.processes.gather((self.signals.received, played)), strict=True)
+        everybody = sorted((episode for each in by_process for episode in each), key=lambda e: e.index)
+        report = EvaluationReport(task.name, tuple(everybody), planned=count)
         if any(received):
-            return {}  # the run is about to stop; half an evaluation would be in its log
-        everybody = [episode for each in by_process for episode in each]
-        if len(everybody) < count:
-            logger.warning("%d episodes were evaluated in the time that there was.", len(everybody))
-            if not everybody:
-                return {}
-        self.last_evaluation = EvaluationReport(task.name, tuple(sorted(everybody, key=lambda e: e.index)))
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in self.last_evaluation.metrics().items()}
-        self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(args, self.state, self.control, metrics)
-        return metrics
+            return report  # the run is about to stop
+        if not report.complete:
+            logger.warning("%d of %d episodes were evaluated in the time that there was.", len(everybody), count)
+        if everybody:
+            metrics = report.metrics(metric_key_prefix)
+            self.log(metrics)
+            self.control = self.callback_handler.on_evaluate(args, self.state, self.control, metrics)
+        return report
+
+    def close(self) -> None:
+        """End the environments and the engine, and the processes that they may have."""
+        self.collector.close()
+        self.engine.close()
 
     def _add_logs(self) -> None:
         """Callbacks that write what a report is made of; `on_step_end` hands them rollout and experience."""
         args, model = self.args, self.trained.policy
-        corrector = getattr(self.corrector, "identity", None) or type(self.corrector).__name__
         about = {
             "task": self.task.name,
             "model": getattr(model, "name_or_path", "") or type(model).__name__,
             "parameters": sum(weight.numel() for name, weight in model.named_parameters() if REFERENCE not in name),
             "trainable": sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
-            "corrector": corrector if self.corrector is not None else None,
+            "corrector": None if self.corrector is None else self.corrector.identity,
         }
         self.add_callback(RunLog(args, about))
         if args.episode_log_rate > 0:
@@ -403,21 +469,6 @@ class GTRTrainer(ResumableTrainer):
             self.add_callback(TrackerImages(args, self.callback_handler.callbacks))
 
     # --- what the steps are made of -----------------------------------------------------------------------------
-
-    @contextmanager
-    def _acting_policy(self) -> Iterator[None]:
-        """The bare model for `_generate`; under ZeRO-3 with its parameters gathered."""
-        with unwrap_model_for_generation(
-            self.model, self.accelerator, gather_deepspeed3_params=self.args.ds3_gather_for_generation
-        ) as unwrapped:
-            self._acting = unwrapped.policy
-            yield
-
-    def _generate(
-        self, prompts: Sequence[str], images: Sequence[np.ndarray], greedy: bool = False
-    ) -> list[Generation]:
-        with self.accelerator.autocast():
-            return self.policy.generate(self._acting, prompts, images, greedy=greedy)
 
     def _score_all(
         self, module: nn.Module, steps: Sequence[Transition], starts: Sequence[int]
@@ -472,15 +523,14 @@ class GTRTrainer(ResumableTrainer):
         # These are no means: they need everybody's steps in one place.
         values, returns = zip(*gather((experience.values.cpu(), experience.returns.cpu())), strict=True)
         explained = ppo.explained_variance(torch.cat(values), torch.cat(returns))
-        everything = rollout if self.processes.count == 1 else _joined(gather(without_images(rollout)))
+        everything = rollout if self.processes.world_size == 1 else _joined(gather(without_images(rollout)))
         metrics |= rollout_diagnostics(everything, self.task)
         if self.corrector is not None:
-            own = self.corrector.metrics() if hasattr(self.corrector, "metrics") else {}
-            metrics |= add_up(gather(with_failures(own, self.failed_corrections)))
+            metrics |= add_up(gather(with_failures(self.corrector.metrics(), self.counters.failed_corrections)))
         slowest = max(gather(sum(seconds[name] for name in seconds if not name.startswith("collect_rank"))))
         return metrics | {
             **({"value/explained_variance": explained} if math.isfinite(explained) else {}),
-            "env_steps": self.env_steps,
+            "env_steps": self.counters.env_steps,
             "episode/count": self.state.episode,
             "buffer/size": int(self.processes.sum(len(self.buffer))),
             "buffer/images": int(self.processes.sum(self.buffer.num_images)),
@@ -502,7 +552,7 @@ class GTRTrainer(ResumableTrainer):
             base_model=self.trained.policy.name_or_path,
             is_adapter=self.is_peft_model,
             task=self.task,
-            corrector=None if self.corrector is None else identity_of(self.corrector),
+            corrector=None if self.corrector is None else self.corrector.identity,
             args=self.args,
             log=self.state.log_history,
             paper=self._paper,
@@ -526,8 +576,9 @@ def _check_task(task: Task | None, corrector: Corrector | None, args: GTRConfig)
             "Thought cloning needs a `corrector`, e.g. corrector=ExpertCorrector(). For PPO alone set "
             "`thought_cloning_coef=0`."
         )
-    if corrector is not None and hasattr(corrector, "check"):
-        corrector.check(task)
+    task = Task.ensure(task)
+    if corrector is not None:
+        Corrector.ensure(corrector).check(task)
     return task
 
 

@@ -8,6 +8,7 @@ from toy import ColourTask, quiet_config
 from vlms import FAMILIES, some_images, video_stub
 
 from trl_gtr.correctors import ExpertCorrector
+from trl_gtr.engines.transformers import TransformersEngine
 from trl_gtr.policy.loading import lora_target_modules
 from trl_gtr.trainer import GTRTrainer
 
@@ -44,7 +45,7 @@ def test_an_update_with_lora(family, tiny_vlm, tmp_path):
     with video_stub():
         trainer.save_model(str(tmp_path / "saved"))
     prompts, images = ["Which colour?"] * 2, some_images(2)
-    trained = trainer.policy.generate(trainer.trained.policy, prompts, images, greedy=True)
+    trained = trainer.engine.generate(prompts, images, greedy=True)
     reloaded = PeftModel.from_pretrained(tiny_vlm(family)[0], tmp_path / "saved")
-    again = trainer.policy.generate(reloaded, prompts, images, greedy=True)
+    again = TransformersEngine(trainer.policy, reloaded).generate(prompts, images, greedy=True)
     assert [g.ids.tolist() for g in trained] == [g.ids.tolist() for g in again]

@@ -23,9 +23,8 @@ from vlms import TEXT, byte_level_tokenizer
 
 from trl_gtr import make_task, tiny_llava
 from trl_gtr.policy.loading import load_policy
-from trl_gtr.policy.scoring import ValueHead
 from trl_gtr.runs import output_folder
-from trl_gtr.runs.checkpoints import CONTENTS_FILE, save_value_head, saved_task
+from trl_gtr.runs.manifest import MANIFEST_FILE, Manifest, saved_task
 from trl_gtr.scripts import arguments as command_line, train as launch
 
 CONFIGS = EXAMPLES / "configs"
@@ -76,7 +75,7 @@ def text_only(tmp_path: Path) -> Path:
         ("points24", ["--num_envs", "many"], "argument --num_envs/--num-envs: invalid int value: 'many'"),
         ("points24", ["--config", "nowhere.yaml"], "nowhere.yaml can't be read: No such file"),
         ("points24", ["--config"], "--config needs a value"),
-        ("points24", ["--gamma", "2"], "`gamma` must lie in [0, 1]"),
+        ("points24", ["--gamma", "2"], "`gamma` must be at least 0 and at most 1"),
         ("points24", ["--max_steps", "7"], "Set total_env_steps instead"),
         ("points24", ["stray"], "stray"),
         ("points24", ["--task", "ezpoints"], "take examples/gym_cards.py"),
@@ -89,12 +88,12 @@ def text_only(tmp_path: Path) -> Path:
         ("gym_cards", ["--task", "ezpoint"], "There is no task 'ezpoint'; did you mean 'ezpoints'?"),
         ("gym_cards", ["--task", "ezpoints", "--hands", "pool"], "not 'pool' for ezpoints"),
         ("gym_cards", ["--corrector", "wizard"], "invalid choice: 'wizard'"),
-        ("alfworld", ["--task_options", '{"history": 4'], "task_options is no JSON object"),
+        ("alfworld", ["--task_options", '{"history": 4'], "task_options is not a JSON object"),
         ("alfworld", ["--task_options", "[4]"], "task_options must name options"),
         ("alfworld", ["--task_options", '{"histori": 4}'], "Task 'alfworld' has no option histori"),
         ("alfworld", ["--task_options", '{"env_kwargs": {"task_types": ["cook"]}}'], "there is no cook; the six are"),
-        ("gym_cards", ["--model_init_kwargs", '{"dtype": '], "model_init_kwargs is no JSON object"),
-        ("gym_cards", ["--model_init_kwargs", "bfloat16"], "model_init_kwargs is no JSON object"),
+        ("gym_cards", ["--model_init_kwargs", '{"dtype": '], "model_init_kwargs is not a JSON object"),
+        ("gym_cards", ["--model_init_kwargs", "bfloat16"], "model_init_kwargs is not a JSON object"),
         ("gym_cards", ["--model_init_kwargs", '["bfloat16"]'], "model_init_kwargs must name options"),
         ("evaluate", ["--task", "alfworld", "--split", "unseen"], "split must be one of train, valid_seen"),
         ("evaluate", ["--task", "points24", "--split", "train"], "Task 'points24' has no option evaluation_split"),
@@ -149,7 +148,7 @@ def test_a_wrong_configuration_file_is_one_line(
 @pytest.mark.parametrize("name", ["alfworld_tiny", "alfworld_llava"])
 def test_options_of_alfworld_come_from_the_file(name: str) -> None:
     script, args, model_args, _ = launch.parse(CONFIGS / f"{name}.yaml", ["--use_cpu", "--bf16", "false"])
-    task = make_task("alfworld", **launch.json_options(script.task_options))
+    task = make_task("alfworld", **launch.task_options(script.task_options))
     tiny = name == "alfworld_tiny"
     expected = {"task_types": ["pick_and_place_simple"], "expert": "explorer"}
     assert task.env_kwargs == (expected if tiny else {"backend": "thor", "reward_style": "rl4vlm"})
@@ -268,7 +267,7 @@ def test_two_runs_are_not_mixed_in_one_folder(fails: Any, no_training: None, tmp
     old, foreign = tmp_path / "checkpoint-3", tmp_path / "checkpoint-mine"
     for folder in (old, foreign):
         folder.mkdir()
-    (old / CONTENTS_FILE).touch()
+    (old / MANIFEST_FILE).touch()
     line = fails("gym_cards", "--output_dir", tmp_path)
     assert "holds an earlier run" in line
     assert "--overwrite" in line
@@ -278,7 +277,7 @@ def test_two_runs_are_not_mixed_in_one_folder(fails: Any, no_training: None, tmp
     output_folder.remove_earlier_run(tmp_path)
     assert list(tmp_path.iterdir()) == [foreign]  # only what a run writes is removed
     old.mkdir()
-    with pytest.raises(ValueError, match="checkpoint-3 is no checkpoint of this trainer, so it isn't overwritten"):
+    with pytest.raises(ValueError, match="checkpoint-3 is not a checkpoint of this trainer, so it isn't overwritten"):
         launch.check_output_dir(gtr_args(tmp_path, "--overwrite"), make_task("ezpoints"))
 
 
@@ -306,9 +305,8 @@ def agent(tmp_path: Path) -> Path:
     """What a finished run on EZPoints leaves behind, as far as it is looked at before a model is loaded."""
     folder = tmp_path / "ezpoints_run" / "checkpoint-1"
     folder.mkdir(parents=True)
-    save_value_head(folder, ValueHead(8, [4]).state_dict(), "ezpoints")
+    Manifest("ezpoints", {}, {}, {}, files={}).write(folder)
     (folder / "config.json").write_text((tiny_llava.path() / "config.json").read_text())
-    (folder / CONTENTS_FILE).write_text("{}")
     return folder
 
 
@@ -324,7 +322,7 @@ def test_nothing_to_resume(fails: Any, no_training: None, tmp_path: Path) -> Non
     line = fails("points24", "--output_dir", tmp_path, "--resume_from_checkpoint", "true")
     assert "holds no checkpoint-* folder" in line
     line = fails("points24", "--output_dir", tmp_path / "new", "--resume_from_checkpoint", tiny_llava.path())
-    assert "is no checkpoint of this trainer" in line
+    assert "is not a checkpoint of this trainer" in line
 
 
 def test_an_agent_of_another_task_is_not_evaluated_by_accident(fails: Any, no_training: None, agent: Path) -> None:

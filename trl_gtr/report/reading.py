@@ -30,12 +30,12 @@ STATES = ("running", "finished", "stopped", "crashed")
 _WHERE = ("update", "env_index", "episode", "step")
 _TEXTS = (
     "prompt", "thought", "thought_text", "action", "error",
-    "substitute", "verdict", "corrected_thought", "corrected_action", "reason",
+    "substitute", "verdict", "corrected_thought", "corrected_action", "failure", "reason",
 )  # fmt: skip
 _FLAGS = ("valid", "legal", "success", "ended")
 _NUMBERS = ("reward", "value", "advantage", "action_start")
-ADDED = ("substitute",)
-"""Texts that earlier versions didn't log."""
+ADDED = ("substitute", "failure")
+"""Texts that version 0.1 didn't log; it has the kind of a failure in `reason`."""
 COLUMNS = (*_WHERE, *_TEXTS, *_FLAGS, *_NUMBERS, "image", "judgement", "tokens", "token_logprobs")
 
 

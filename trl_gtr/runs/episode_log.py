@@ -20,14 +20,14 @@ from datasets import Features, Image, List, Value
 from PIL import Image as PILImage
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from ..policy.action_logprobs import SpanFinder
 from ..config import GTRConfig
-from .diagnostics import thought_text
-from ..storage.files import writing_log, written_whole
+from ..learning.update import Experience
+from ..policy.spans import SpanFinder
 from ..responses.safe_text import storable
+from ..storage.files import writing_log, written_whole
 from ..tasks.base import Task
 from ..types import Rollout
-from ..learning.update import Experience
+from .diagnostics import thought_text
 
 FOLDER = "episodes"
 SCHEMA = Features(
@@ -49,6 +49,7 @@ SCHEMA = Features(
         "verdict": Value("string"),
         "corrected_thought": Value("string"),
         "corrected_action": Value("string"),
+        "failure": Value("string"),
         "reason": Value("string"),
         "judgement": List({"part": Value("string"), "right": Value("bool")}),
         "reward": Value("float32"),
@@ -149,6 +150,7 @@ class EpisodeLog(TrainerCallback):
             "verdict": correction.verdict if correction else None,
             "corrected_thought": None if corrected is None else self.task.format.render_thought(corrected),
             "corrected_action": correction.action if correction else None,
+            "failure": correction.failure if correction else None,
             "reason": correction.reason if correction else None,
             "judgement": [
                 {"part": part, "right": right} for part, right in self.task.judge(response, step.info).items()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import datetime
-import importlib.metadata
 import json
 import logging
 import os
@@ -26,18 +25,20 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from .. import tiny_llava
-from ..config import REFUSED_FIELDS, GTRConfig
+from ..config import GTRConfig, refused_fields
 from ..responses.safe_text import one_line
 from ..storage.files import writing_log, written_whole
+from .manifest import package_versions
 
 logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
 CARD_FILE = "run.json"
-PACKAGES = ("trl-gtr", "trl", "transformers", "accelerate", "peft", "torch", "datasets", "gymnasium", "numpy")
 MOST_WARNINGS = 100
 SECRETS = ("token", "key", "password", "secret")
 """How the name of an option ends whose value the card doesn't show."""
+LIBRARY = "trl_gtr"
+"""The logger whose warnings are kept."""
 
 
 class RunLog(TrainerCallback):
@@ -129,7 +130,7 @@ def run_card(args: GTRConfig) -> dict[str, Any]:
         "process": {"host": platform.node(), "pid": process.pid, "created": process.create_time()},
         "config": config,
         "changed": sorted(name for name, value in config.items() if _is_set(name, value, defaults)),
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        "versions": package_versions(),
         "hardware": {
             "machine": platform.platform(),
             "cpu_cores": os.cpu_count(),
@@ -155,7 +156,7 @@ def command_line(words: Sequence[str]) -> str:
 
 def _is_set(name: str, value: Any, defaults: dict[str, Any]) -> bool:
     """Whether somebody chose this value; not what the arguments work out by themselves or hide."""
-    if name not in defaults or name in (*REFUSED_FIELDS, "accelerator_config") or name.endswith("_token"):
+    if name not in defaults or name in (*refused_fields(), "accelerator_config") or name.endswith("_token"):
         return False
     return value != defaults[name] and bool(value or defaults[name])
 
@@ -169,13 +170,13 @@ class _WarningList(logging.Handler):
         self.update = 0
 
     def listen(self) -> None:
-        library = logging.getLogger(__package__)
+        library = logging.getLogger(LIBRARY)
         for other in [handler for handler in library.handlers if isinstance(handler, _WarningList)]:
             library.removeHandler(other)  # of a run that ended in an error
         library.addHandler(self)
 
     def stop(self) -> None:
-        logging.getLogger(__package__).removeHandler(self)
+        logging.getLogger(LIBRARY).removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         if logging.lastResort is not None and not logging.getLogger().handlers:
@@ -191,13 +192,6 @@ class _WarningList(logging.Handler):
 
 def _line(entry: dict[str, Any]) -> str:
     return json.dumps(entry) + "\n"
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _now() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import sys
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -82,19 +81,6 @@ def parse_arguments(
     parser.set_defaults(**(defaults or {}))
     parser.check_names(words)
     return parser.parse_args_and_config(words)
-
-
-def json_options(
-    given: dict[str, Any] | str | None, name: str = "task_options", example: str = '{"history": 4}'
-) -> dict[str, Any]:
-    """Options of the field `name`, from a YAML file or, as JSON, from the command line."""
-    try:
-        options = json.loads(given) if isinstance(given, str) else given or {}
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{name} is no JSON object ({error}): write e.g. '{example}'.") from error
-    if not isinstance(options, dict):
-        raise ValueError(f"{name} must name options, as in {example}, not {options!r}.")
-    return options
 
 
 @contextmanager

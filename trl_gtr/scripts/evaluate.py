@@ -21,12 +21,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ..config import episode_count
-from ..evaluation.agents import Agent, ExpertAgent, NoAnswer, PolicyAgent, RandomAgent, ServedAgent
+from ..evaluation.agents import Agent, NoAnswer, load_agent
 from ..evaluation.evaluate import count_episodes, evaluate_agent
-from ..policy.loading import load_policy
-from ..policy.scoring import VLMPolicy
-from ..runs.checkpoints import saved_task
+from ..evaluation.tables import difficulty_table, report_table
+from ..runs.manifest import saved_task
 from ..tasks import Task
 from . import train as launch
 from .arguments import one_line_errors, parse_arguments
@@ -61,34 +59,22 @@ class Arguments:
 
 
 def make_agent(name: str, task: Task, args: Arguments) -> Agent:
-    if name == "expert":
-        return ExpertAgent(task)
-    if name == "random":
-        return RandomAgent()
-    if name.startswith("openai:"):
-        return ServedAgent(
-            name.removeprefix("openai:"),
-            base_url=args.base_url,
-            temperature=args.temperature,
-            max_completion_length=args.max_completion_length,
-        )
-    if not args.any_task and saved_task(name) not in (None, task.name):
+    is_model = name not in ("expert", "random") and not name.startswith("openai:")
+    if is_model and not args.any_task and saved_task(name) not in (None, task.name):
         raise ValueError(f"{name} was trained on {saved_task(name)}: set --task to that, or --any_task to play on.")
-    model, processor = load_policy(name, dtype=args.dtype)
-    model = model.to(args.device).eval()
-    policy = VLMPolicy(
-        model,
-        processor,
-        temperature=args.temperature or 1.0,
+    return load_agent(
+        name,
+        task,
+        temperature=args.temperature,
         max_completion_length=args.max_completion_length,
+        device=args.device,
+        dtype=args.dtype,
+        base_url=args.base_url,
     )
-    greedy = args.temperature == 0
-    return PolicyAgent(lambda prompts, images: policy.generate(model, prompts, images, greedy=greedy))
 
 
 def _check(args: Arguments) -> None:
     """What would otherwise be found out when everything has been played."""
-    episode_count(args.episodes, "--episodes")
     for name in ("batch_size", "max_completion_length"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name} must be at least 1, not {getattr(args, name)}.")
@@ -104,10 +90,10 @@ def main(argv: Sequence[str] | None = None, description: str | None = __doc__) -
     with one_line_errors():
         (args,) = parse_arguments([Arguments], argv, description=description)
         _check(args)
-        options = launch.json_options(args.task_options) | ({"evaluation_split": args.split} if args.split else {})
+        options = launch.task_options(args.task_options) | ({"evaluation_split": args.split} if args.split else {})
         task = launch.task_with_hands(args.task, args.hands, **options)
         task.make_env(evaluation=True).close()  # what it lacks is told now
-        episodes = count_episodes(task, args.episodes)
+        episodes = count_episodes(task, args.episodes, "--episodes")
         embedded = "tiny-alfworld" if args.task == "alfworld" else "tiny"
         agents = {name: make_agent(name, task, args) for name in args.agents or ("expert", "random", embedded)}
     reports = {}
@@ -117,9 +103,9 @@ def main(argv: Sequence[str] | None = None, description: str | None = __doc__) -
             reports[name] = evaluate_agent(agent, task, episodes, seed=args.seed, num_envs=args.batch_size)
     console = Console()
     deals = f"split: {args.split}" if args.split else f"hands: {args.hands}"
-    console.print(launch.report_table(reports, f"{args.task}, {deals}, {episodes} episodes each"))
-    if hasattr(task, "difficulty"):
-        console.print(launch.difficulty_table(reports, "success by kind of deal"))
+    console.print(report_table(reports, f"{args.task}, {deals}, {episodes} episodes each"))
+    if any(report.by_difficulty() for report in reports.values()):
+        console.print(difficulty_table(reports, "success by kind of deal"))
     if args.output:
         written = {name: report.to_json() for name, report in reports.items()}
         Path(args.output).write_text(json.dumps(written, indent=1))

@@ -13,24 +13,24 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 from transformers.integrations import is_tensorboard_available
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from ..config import MODEL_INIT_KWARGS, REFUSED_FIELDS, GTRConfig
+from ..config import MODEL_INIT_KWARGS, GTRConfig, refused_fields
 from ..correctors import CorrectorArguments
-from ..evaluation.evaluate import EvaluationReport, count_episodes
+from ..evaluation.evaluate import count_episodes
+from ..evaluation.reports import EvaluationReport
+from ..evaluation.tables import report_table
 from ..policy.loading import load_policy, lora_target_modules
 from ..report import write_report
 from ..responses.safe_text import printable
-from ..runs import checkpoints, output_folder
+from ..runs import output_folder
+from ..runs.manifest import Manifest, find_checkpoint
+from ..storage.plain_data import json_options
 from ..tasks import Task, make_task
 from ..trainer import GTRTrainer
-from .arguments import json_options as json_options, one_line_errors as one_line_errors, parse_arguments
+from .arguments import one_line_errors as one_line_errors, parse_arguments
 
 
 @dataclass
@@ -75,11 +75,16 @@ def parse(
         default_config=default_config,
         description=description,
         defaults={"report_to": "tensorboard" if is_tensorboard_available() else "none"},
-        hidden=REFUSED_FIELDS,
+        hidden=refused_fields(),
     )
     if script.torch_threads:
         torch.set_num_threads(script.torch_threads)
     return script, args, model_args, corrector_args
+
+
+def task_options(given: dict[str, Any] | str | None) -> dict[str, Any]:
+    """Options of a task, from a YAML file or, as JSON, from the command line."""
+    return json_options(given, "task_options", '{"history": 4}')
 
 
 def refuse_other_tasks(script: ScriptArguments, plays: str) -> None:
@@ -102,8 +107,8 @@ def check_output_dir(args: GTRConfig, task: Task) -> None:
 
     Nothing is removed yet: what fails until training begins must not cost the earlier run.
     """
-    if checkpoint := checkpoints.resolve_checkpoint(resume_from(args), args.output_dir, required=not args.overwrite):
-        checkpoints.check_task(checkpoint, task.name)
+    if checkpoint := find_checkpoint(resume_from(args), args.output_dir, required=not args.overwrite):
+        Manifest.read(checkpoint).check_task(checkpoint, task.name)
     if not PartialState().is_main_process:
         return  # it may see what the main process has begun to write
     folder = Path(args.output_dir)
@@ -178,8 +183,7 @@ def train_and_report(
         for name, task in eval_tasks.items():
             if trainer.is_world_process_zero():
                 print(f"Evaluation at the {when}, {episodes[name]} episodes: {name}", flush=True)
-            trainer.evaluate(task, metric_key_prefix=f"{when}_{name}")
-            reports[f"{name}, {when}"] = trainer.last_evaluation
+            reports[f"{name}, {when}"] = trainer.evaluate(task, metric_key_prefix=f"{when}_{name}")
 
     if not trainer.args.resume_from_checkpoint:
         evaluate("start")
@@ -187,6 +191,7 @@ def train_and_report(
     trainer.collector.close()
     trainer.save_model()  # before anything else can go wrong
     evaluate("end")
+    trainer.close()
     trainer.save_state()
     if trainer.args.push_to_hub:
         trainer.push_to_hub()  # saving has pushed the agent, but its card knows the last evaluation only now
@@ -210,44 +215,3 @@ def print_report_path(output_dir: str) -> None:
         print(printable(f"Look at it: {write_report([output_dir])}"))
     except ImportError as missing:
         print(missing)
-
-
-def report_table(reports: Mapping[str, EvaluationReport], title: str) -> Table:
-    """A row per report: success with its 95 % interval, return, length, shares of steps. 80 columns wide at most."""
-    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
-    metrics = {name: report.metrics() for name, report in reports.items()}
-    # Where every deal can be won, it would say the same twice.
-    differs = any(m.get("success_solvable") != m["success"] for m in metrics.values())
-    table.caption = "true: thoughts that are true in all parts"
-    if differs:
-        table.caption = f"solvable: success over the deals that can be won; {table.caption}"
-    if played := _played(reports):
-        table.caption = f"{played}\n{table.caption}"
-    for column in ("", "success", *(["solvable"] if differs else []), "return", "steps", "valid", "true"):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for name, m in metrics.items():
-        solvable = [f"{m['success_solvable']:.3f}" if "success_solvable" in m else "-"] if differs else []
-        means = (f"{m['return']:+.2f}", f"{m['length']:.1f}", f"{m['valid']:.3f}", f"{m['true_thoughts']:.3f}")
-        table.add_row(Text(printable(name)), str(reports[name].success), *solvable, *means)
-    return table
-
-
-def _played(reports: Mapping[str, EvaluationReport]) -> str:
-    """What was played, as in "72 different bundled games"; where reports differ in that, each says so."""
-    counts = [report.different_starts() for report in reports.values()]
-    words = [" and ".join(f"{count} different {source}" for source, count in each.items()) for each in counts]
-    if len(set(words)) > 1:
-        return "; ".join(f"{name}: {each}" for name, each in zip(reports, words, strict=True) if each)
-    return "".join(words[:1])
-
-
-def difficulty_table(reports: Mapping[str, EvaluationReport], title: str) -> Table:
-    """A row per difficulty of the deals, a column per report."""
-    table = Table(
-        "", "deals", *map(escape, map(printable, reports)), title=title, box=box.SIMPLE, padding=(0, 1, 0, 0)
-    )
-    rates = [report.by_difficulty() for report in reports.values()]
-    for difficulty in rates[0]:
-        row = [rate[difficulty] for rate in rates]
-        table.add_row(difficulty, str(row[0].count), *map(str, row))
-    return table
