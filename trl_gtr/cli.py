@@ -23,6 +23,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     report.add_argument("runs", nargs="+", help="output folders")
     report.add_argument("--labels", nargs="+", help="a name a run; runs of one name are seeds, drawn with a band")
     report.add_argument("--output", help="the file; default: report.html in the first run's folder")
+    report.add_argument(
+        "--watch",
+        type=float,
+        nargs="?",
+        const=30.0,
+        metavar="SECONDS",
+        help="write it again while the runs go on; an open page follows (default: every 30 seconds)",
+    )
     commands.add_parser("evaluate", help="play a task with agents on the same deals (own --help)", add_help=False)
     commands.add_parser("plan", help="memory, time and cost of a run, before it (own --help)", add_help=False)
     commands.add_parser("check", help="versions, extras and what of ALFWorld can run here")
@@ -44,14 +52,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from .report import write_report
+    from .report import watch_report, write_report
 
     try:
-        path = write_report(args.runs, args.labels, args.output)
+        if args.watch is None:
+            pages = iter([write_report(args.runs, args.labels, args.output)])
+        else:
+            pages = watch_report(args.runs, args.labels, args.output, args.watch)
+        for path in pages:
+            print(f"{printable(path)} ({path.stat().st_size / 1e6:.1f} MB)", flush=True)
     except (ValueError, OSError, ImportError) as error:
         print(f"error: {printable(error)}", file=sys.stderr)
         return 2
-    print(f"{printable(path)} ({path.stat().st_size / 1e6:.1f} MB)")
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

@@ -10,6 +10,7 @@ import math
 import textwrap
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -46,6 +47,7 @@ from .rollouts.collector import RolloutCollector
 from .runs.callbacks import GTRProgressCallback, logging_callbacks
 from .runs.checkpointer import Part, RunCheckpointer, RunCounters
 from .runs.manifest import describe_run
+from .runs.model_card import TrainedAgent, write_model_card
 from .runs.rollout_metrics import print_completions
 from .runs.stopping import RunStopper
 from .runs.update_metrics import update_metrics
@@ -325,6 +327,29 @@ class GTRTrainer(PPOBridge):
         """End the environments and the engine, and the processes that they may have."""
         self.collector.close()
         self.engine.close()
+
+    def create_model_card(
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
+    ) -> None:
+        """`README.md` of the output folder: base model, how to play with the agent, evaluations, curves, corrector.
+
+        `push_to_hub` calls it. An agent has no data set: `dataset_name` is ignored.
+        """
+        if not self.is_world_process_zero():
+            return
+        agent = TrainedAgent(
+            name=model_name or Path(self.args.output_dir).name,
+            hub_model_id=self.hub_model_id,
+            base_model=self.trained.policy.name_or_path,
+            is_adapter=self.is_peft_model,
+            task=self.task,
+            corrector=None if self.corrector is None else self.corrector.identity,
+            args=self.args,
+            log=self.state.log_history,
+            paper=self._paper,
+            tags=[tags] if isinstance(tags, str) else tags or [],
+        )
+        write_model_card(self.args.output_dir, agent)
 
     def corrections_dataset(self) -> Any:
         """All corrections so far as a `datasets.Dataset` for `SFTTrainer`: images and messages."""

@@ -243,6 +243,8 @@ class Transition:
     """How many episodes its environment had ended before."""
     episode_step: int = 0
     """Position inside the episode."""
+    substitute: str | None = None
+    """The random legal action that was played instead; `None` if the agent's own was, or if the step was skipped."""
 
 
 @dataclass

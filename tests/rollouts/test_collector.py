@@ -107,6 +107,8 @@ def test_unreadable_text_plays_at_random_and_asks_nobody():
     assert not any(t.legal for t in rollout.transitions)
     wins = sum(t.reward > 0 for t in rollout.transitions)
     assert 25 <= wins <= 80  # a quarter of 200, within five standard deviations
+    # what was played instead is known, and it is what was rewarded
+    assert all((t.substitute == t.info["colour"]) == (t.reward > 0) for t in rollout.transitions)
 
 
 def test_an_illegal_action_still_gets_its_thought_corrected():
@@ -118,6 +120,7 @@ def test_an_illegal_action_still_gets_its_thought_corrected():
 
 def test_a_penalty_steps_nothing_and_costs_one():
     source = collector(script=lambda image: "no idea", invalid_action="penalty", num_envs=2)
+    assert {t.substitute for t in source.collect(1).transitions} == {None}
     before = [image.copy() for image in source.images]
     rollout = source.collect(3)
     assert all(t.reward == -1.0 and not t.terminated for t in rollout.transitions)

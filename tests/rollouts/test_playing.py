@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from toy import ColourTask
 
 from trl_gtr import RandomAgent, RolloutCollector, evaluate_agent
-from trl_gtr.rollouts.playing import DEFAULT_STEP_LIMIT, PlayingRules, SkippableStep, StepLimit
+from trl_gtr.rollouts.playing import DEFAULT_STEP_LIMIT, Choice, PlayingRules, SkippableStep, StepLimit
 from trl_gtr.types import Response
 
 INFO = {"colour": "red"}
@@ -21,7 +19,7 @@ class FiningTask(ColourTask):
     illegal_reward = -0.25
 
 
-def choose(rules: PlayingRules, response: Response, seed: int = 0) -> tuple[Any, bool]:
+def choose(rules: PlayingRules, response: Response, seed: int = 0) -> Choice:
     space = rules.make_env().action_space
     return rules.choose(response, INFO, space, np.random.default_rng(seed))
 
@@ -30,15 +28,16 @@ def choose(rules: PlayingRules, response: Response, seed: int = 0) -> tuple[Any,
 def test_a_legal_action_is_played(invalid_action: str) -> None:
     task = ColourTask()
     rules = PlayingRules(task, invalid_action)
-    assert choose(rules, RED) == (task.to_env_action(RED, INFO), True)
+    assert choose(rules, RED) == Choice(task.to_env_action(RED, INFO), legal=True)
 
 
 def test_a_random_action_is_legal_and_drawn_with_the_given_generator() -> None:
     rules = PlayingRules(ColourTask())
     drawn = [choose(rules, NONSENSE, seed) for seed in range(20)]
     assert drawn == [choose(rules, NONSENSE, seed) for seed in range(20)]
-    assert len({action for action, _ in drawn}) > 1
-    assert not any(legal for _, legal in drawn)
+    assert len({choice.action for choice in drawn}) > 1
+    assert not any(choice.legal for choice in drawn)
+    assert {choice.substitute for choice in drawn} <= set(rules.task.legal_actions(INFO))
 
 
 def test_a_penalty_skips_the_step() -> None:
@@ -46,8 +45,9 @@ def test_a_penalty_skips_the_step() -> None:
     env = rules.make_env()
     assert isinstance(env, SkippableStep)
     first, info = env.reset(seed=0)
-    action, legal = rules.choose(NONSENSE, info, env.action_space, np.random.default_rng(0))
+    action, legal, substitute = rules.choose(NONSENSE, info, env.action_space, np.random.default_rng(0))
     assert not legal
+    assert substitute is None
     observation, reward, terminated, _, _ = env.step(action)
     assert reward == -1.0
     assert not terminated

@@ -207,10 +207,6 @@ class PPOBridge(PPOBase):
                 self.state.stateful_callbacks.setdefault(type(callback).__name__, callback.state())
         super()._save_checkpoint(model, trial)
 
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        with self._policy_as_model():
-            super().create_model_card(*args, **kwargs)
-
     @contextmanager
     def null_ref_context(self) -> Iterator[None]:
         """The starting policy of a LoRA run: the same model with its adapter off, or as it was."""

@@ -191,11 +191,11 @@ class _Episode:
 
     def _step(self, prompt: str, text: str) -> None:
         response, info = self.task.format.parse(text), self.info
-        action, legal = self.rules.choose(response, info, self.env.action_space, self.rng)
+        choice = self.rules.choose(response, info, self.env.action_space, self.rng)
         true = is_true_thought(self.task.judge(response, info))
         self.judged_steps += true is not None
         self.true_steps += response.valid and true is True
-        self.observation, reward, terminated, truncated, self.info = self.env.step(action)
+        self.observation, reward, terminated, truncated, self.info = self.env.step(choice.action)
         self.ended = bool(terminated or truncated)
         self.transitions.append(
             Transition(
@@ -205,14 +205,15 @@ class _Episode:
                 prompt=prompt,
                 response=response,
                 response_ids=np.zeros(0, np.int64),
-                reward=self.rules.reward(float(reward), legal),
+                reward=self.rules.reward(float(reward), choice.legal),
                 terminated=bool(terminated),
                 truncated=bool(truncated),
                 bootstrap=False,
-                legal=legal,
+                legal=choice.legal,
                 info=info,
                 final_info=self.info if self.ended else None,
                 episode_step=len(self.transitions),
+                substitute=choice.substitute,
             )
         )
 

@@ -188,7 +188,7 @@ class RolloutCollector:
             self.rules.choose(response, info, space, rng)
             for response, info, rng in zip(responses, self.infos, self.rngs, strict=True)
         ]
-        actions: Any = [action for action, _ in chosen]
+        actions: Any = [choice.action for choice in chosen]
         if isinstance(space, gym.spaces.Discrete):
             actions = np.array(actions)
         images, infos = self.images, self.infos
@@ -196,7 +196,7 @@ class RolloutCollector:
         self.images = [np.array(observation) for observation in observations]
         self.infos = unpack_infos(vector_infos, len(images))
         played = []
-        for i, (generation, response, (_, legal)) in enumerate(zip(generations, responses, chosen, strict=True)):
+        for i, (generation, response, choice) in enumerate(zip(generations, responses, chosen, strict=True)):
             final_info = self.infos[i].pop("final_info", None)
             final_image = self.infos[i].pop("final_obs", None)
             ended = bool(terminated[i] or truncated[i])
@@ -209,11 +209,11 @@ class RolloutCollector:
                     prompt=prompts[i],
                     response=response,
                     response_ids=generation.ids,
-                    reward=self.rules.reward(rewards[i], legal),
+                    reward=self.rules.reward(rewards[i], choice.legal),
                     terminated=bool(terminated[i]),
                     truncated=bool(truncated[i]),
                     bootstrap=bootstrap,
-                    legal=legal,
+                    legal=choice.legal,
                     info=infos[i],
                     final_info=final_info if ended else None,
                     final_image=np.array(final_image) if bootstrap else None,
@@ -221,6 +221,7 @@ class RolloutCollector:
                     hit_length_limit=generation.hit_length_limit,
                     episode=self.ended[i],
                     episode_step=len(self.episodes[i]),
+                    substitute=choice.substitute,
                 )
             )
         return played

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -18,6 +18,16 @@ from ..types import Response
 
 INVALID_ACTION_PENALTY = -1.0
 DEFAULT_STEP_LIMIT = 300
+
+
+class Choice(NamedTuple):
+    """What an environment is stepped with."""
+
+    action: Any
+    legal: bool
+    """Whether it is the action that the response names."""
+    substitute: str | None = None
+    """The text of the random action that takes its place."""
 
 
 class PlayingRules:
@@ -43,16 +53,17 @@ class PlayingRules:
 
     def choose(
         self, response: Response, info: Mapping[str, Any], action_space: gym.Space, rng: np.random.Generator
-    ) -> tuple[Any, bool]:
-        """The environment's action, and whether it is the one that the response names."""
+    ) -> Choice:
+        """The action that the response names; without a legal one a skipped step or a random action."""
         if response.valid:
             action = self.task.to_env_action(response, info)
             if action is not None:
-                return action, True
+                return Choice(action, legal=True)
         if self.penalize:
-            return SkippableStep.skip(action_space), False
+            return Choice(SkippableStep.skip(action_space), legal=False)
         text = str(rng.choice(np.array(self.task.legal_actions(info), dtype=object)))
-        return self.task.to_env_action(replace(response, action=text, error=None), info), False
+        action = self.task.to_env_action(replace(response, action=text, error=None), info)
+        return Choice(action, legal=False, substitute=text)
 
     def reward(self, earned: float, legal: bool) -> float:
         """The reward of a step: what the environment paid, and the task's price of an illegal action.

@@ -193,6 +193,10 @@ def train_and_report(
     evaluate("end")
     trainer.close()
     trainer.save_state()
+    if trainer.args.push_to_hub:
+        trainer.push_to_hub()  # saving has pushed the agent, but its card knows the last evaluation only now
+    else:
+        trainer.create_model_card()
     if trainer.is_world_process_zero():
         title = f"{trainer.task.name} before and after {trainer.state.global_step} updates, "
         played = (
