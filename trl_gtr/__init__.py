@@ -91,6 +91,9 @@ if TYPE_CHECKING:  # "X as X" is how a typed package says that X is public
     )
     from .evaluation.evaluate import evaluate_agent as evaluate_agent
     from .evaluation.reports import EvaluationReport as EvaluationReport
+    from .guides.base import Guide as Guide
+    from .guides.corrected import CorrectedThoughts as CorrectedThoughts
+    from .learning.advantages import AdvantageEstimator as AdvantageEstimator, Advantages as Advantages
     from .policy.loading import load_policy as load_policy, lora_target_modules as lora_target_modules
     from .report import write_report as write_report
     from .responses.format import Field as Field, ThoughtFormat as ThoughtFormat
