@@ -35,6 +35,7 @@ _EXPORTS = {
     "OpenAICorrector": "correctors",
     "RecordedCorrector": "correctors",
     "make_corrector": "correctors",
+    "train": "scripts.launch",
     "write_report": "report",
 }
 
@@ -58,6 +59,7 @@ if TYPE_CHECKING:  # "X as X" is how a typed package says that X is public
     from .report import write_report as write_report
     from .responses.format import ThoughtFormat as ThoughtFormat
     from .runs.callbacks import ThoughtCollapseCallback as ThoughtCollapseCallback
+    from .scripts.launch import train as train
     from .tasks import Task as Task, make_task as make_task
     from .trainer import GTRTrainer as GTRTrainer
     from .types import (

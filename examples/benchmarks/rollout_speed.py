@@ -25,7 +25,6 @@ from rich.table import Table
 from trl_gtr import ExpertCorrector, GTRConfig, GTRTrainer, make_task, tiny_llava
 from trl_gtr.policy.scoring import VLMPolicy
 from trl_gtr.rollouts.collector import Clock, RolloutCollector
-from trl_gtr.scripts import train as launch
 from trl_gtr.types import Generation
 
 LENGTH = 64
@@ -46,7 +45,7 @@ def collection(console: Console, steps: int) -> None:
     table = Table("environments", "steps/s", "generate alone", "overhead", title="Collecting Points24")
     for num_envs in (1, 8, 32):
         collector = RolloutCollector(
-            launch.task_with_hands("points24", "pool"),
+            make_task("points24", hands="pool"),
             partial(policy.generate, model),
             ExpertCorrector(),
             num_envs=num_envs,

@@ -18,12 +18,11 @@ from rich.console import Console
 from rich.table import Table
 from transformers import HfArgumentParser
 
-from trl_gtr import Task
+from trl_gtr import Task, make_task
 from trl_gtr.evaluation.agents import PolicyAgent
 from trl_gtr.evaluation.evaluate import Rate, evaluate_agent
 from trl_gtr.policy.loading import load_policy
 from trl_gtr.policy.scoring import VLMPolicy
-from trl_gtr.scripts.train import task_with_hands
 
 # task and hands
 GAMES = (
@@ -72,7 +71,7 @@ def main() -> None:
     table = Table("game", "hands", "", "success", "reading", "true thoughts", "valid", "steps/s")
     figures = []
     for name, hands in GAMES:
-        task = task_with_hands(name, hands)
+        task = make_task(name, **({} if hands == "all" else {"hands": hands}))
         for greedy in (True, False):
             torch.manual_seed(args.seed)
             agent = ReadingAgent(lambda p, i, greedy=greedy: policy.generate(model, p, i, greedy=greedy), task)

@@ -19,16 +19,15 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 
-from trl_gtr import ExpertCorrector, tiny_llava
+from trl_gtr import ExpertCorrector, make_task, tiny_llava
 from trl_gtr.distributed.processes import Processes
 from trl_gtr.policy.scoring import VLMPolicy
 from trl_gtr.rollouts.collector import RolloutCollector
-from trl_gtr.scripts import train as launch
 
 
 def make_collector(policy: VLMPolicy, model: object, num_envs: int, first_index: int = 0) -> RolloutCollector:
     generate = partial(policy.generate, model)
-    task = launch.task_with_hands("points24", "pool")
+    task = make_task("points24", hands="pool")
     return RolloutCollector(task, generate, ExpertCorrector(), num_envs=num_envs, first_index=first_index)
 
 
