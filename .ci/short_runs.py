@@ -92,6 +92,7 @@ def main() -> None:
     parser.add_argument("--tolerance", type=float, default=1e-4, help="relative, above 1; absolute, below")
     parser.add_argument("--no-resume", action="store_true", help="leave OTHER's checkpoints alone")
     options = parser.parse_args()
+    PartialState(cpu=True)  # before anybody asks it how many processes there are
     found = []
     for name, settings in runs().items():
         log = train(options.output / name, **settings)
@@ -106,7 +107,9 @@ def main() -> None:
             resumed = train(options.output / f"{name}_resumed", **settings, resume=checkpoint)
             found += differences(f"{name}, resumed", resumed, theirs, options.tolerance)
         if PartialState().is_main_process:
-            print(f"{name}: {len(log)} updates{'' if options.no_resume else ' and a resumed one'} compared", flush=True)
+            print(
+                f"{name}: {len(log)} updates{'' if options.no_resume else ' and a resumed one'} compared", flush=True
+            )
     if PartialState().is_main_process:
         print("\n".join(found) or ("no difference" if options.compare else f"recorded in {options.output}"))
     sys.exit(bool(found))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from toy import ColourTask, quiet_config
 
-from trl_gtr import make_task, tiny_llava
+from trl_gtr import load_policy, make_task
 from trl_gtr.correctors import ExpertCorrector
 from trl_gtr.learning import ppo, update
 from trl_gtr.scripts import train as launch
@@ -82,7 +82,7 @@ def test_a_short_run_from_the_shipped_start_makes_more_thoughts_true(tmp_path):
         options |= {"cloning_steps": 8, "eval_episodes": 24, "seed": seed}
         options |= {"output_dir": tmp_path / str(seed), "disable_tqdm": True}
         script, args, _, _ = launch.parse(config, [f"--{name}={value}" for name, value in options.items()])
-        model, processor = tiny_llava.load()
+        model, processor = load_policy("tiny")
         trainer = GTRTrainer(model, args, make_task(script.task), ExpertCorrector(), processor)
         before = trainer.evaluate()["eval_true_thoughts"]
         trainer.train()

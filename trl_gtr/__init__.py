@@ -23,6 +23,7 @@ _EXPORTS = {
     "PPOTrainer": "distributed.ppo_base",
     "ThoughtCollapseCallback": "runs.callbacks",
     "evaluate_agent": "evaluation.evaluate",
+    "load_policy": "policy.loading",
     "lora_target_modules": "policy.loading",
     "ThoughtFormat": "responses.format",
     "Task": "tasks",
@@ -55,7 +56,7 @@ if TYPE_CHECKING:  # "X as X" is how a typed package says that X is public
     )
     from .distributed.ppo_base import PPOTrainer as PPOTrainer
     from .evaluation.evaluate import evaluate_agent as evaluate_agent
-    from .policy.loading import lora_target_modules as lora_target_modules
+    from .policy.loading import load_policy as load_policy, lora_target_modules as lora_target_modules
     from .report import write_report as write_report
     from .responses.format import ThoughtFormat as ThoughtFormat
     from .runs.callbacks import ThoughtCollapseCallback as ThoughtCollapseCallback

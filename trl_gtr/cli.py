@@ -6,8 +6,7 @@ import difflib
 import importlib
 import sys
 from collections.abc import Sequence
-
-from . import __version__
+from importlib.metadata import version
 
 # command → its module in `scripts`, imported when it is called, and what it does
 COMMANDS = {
@@ -24,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_help())
         return 0
     if command == "--version":
-        print(__version__)
+        print(version("trl-gtr"))
         return 0
     if command not in COMMANDS:
         near = difflib.get_close_matches(command, COMMANDS, n=1)

@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from trl_gtr import ExpertCorrector, GTRConfig, GTRTrainer, make_task, tiny_llava
+from trl_gtr import ExpertCorrector, GTRConfig, GTRTrainer, load_policy, make_task
 from trl_gtr.policy.scoring import VLMPolicy
 from trl_gtr.rollouts.collector import Clock, RolloutCollector
 from trl_gtr.types import Generation
@@ -32,7 +32,7 @@ LENGTH = 64
 
 def collection(console: Console, steps: int) -> None:
     """The embedded model on the hands that it plays."""
-    model, processor = tiny_llava.load()
+    model, processor = load_policy("tiny")
     policy = VLMPolicy(model, processor, temperature=0.2, max_completion_length=LENGTH)
     generating = Clock()
     raw = model.generate
@@ -77,7 +77,7 @@ def update(console: Console) -> None:
             per_device_eval_batch_size=32,
             max_completion_length=LENGTH,
         )
-        model, processor = tiny_llava.load()
+        model, processor = load_policy("tiny")
         trainer = GTRTrainer(model, args, make_task("points24"), ExpertCorrector(), processing_class=processor)
         with contextlib.redirect_stdout(io.StringIO()):
             trainer.train()

@@ -18,10 +18,9 @@ from rich.console import Console
 from rich.table import Table
 from transformers import HfArgumentParser
 
-from trl_gtr import Task, make_task
+from trl_gtr import Task, load_policy, make_task
 from trl_gtr.evaluation.agents import PolicyAgent
 from trl_gtr.evaluation.evaluate import Rate, evaluate_agent
-from trl_gtr.policy.loading import load_policy
 from trl_gtr.policy.scoring import VLMPolicy
 
 # task and hands

@@ -19,7 +19,7 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 
-from trl_gtr import ExpertCorrector, make_task, tiny_llava
+from trl_gtr import ExpertCorrector, load_policy, make_task
 from trl_gtr.distributed.processes import Processes
 from trl_gtr.policy.scoring import VLMPolicy
 from trl_gtr.rollouts.collector import RolloutCollector
@@ -49,7 +49,7 @@ def main() -> None:
     processes = Processes(Accelerator(cpu=True), timeout=1800)
     if processes.count != 2:
         raise SystemExit("error: start it with two processes, as the first lines of this file say.")
-    model, processor = tiny_llava.load()
+    model, processor = load_policy("tiny")
     policy = VLMPolicy(model, processor, temperature=0.2, max_completion_length=64)
     half = args.envs // 2
     whole, part = make_collector(policy, model, args.envs), make_collector(policy, model, half, processes.rank * half)

@@ -166,7 +166,7 @@ def test_save_keeps_half_precision_and_loads_as_float32(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def shipped() -> tuple[Any, Any]:
-    return tiny_llava.load()
+    return load_policy("tiny")
 
 
 @pytest.mark.parametrize("name", tiny_llava.VARIANTS)

@@ -1,7 +1,7 @@
 """The embedded models, LLaVAs of a million parameters: `tiny` for the four card games, `tiny-alfworld` for ALFWorld.
 
-`load()` gives a shipped start, half-trained on purpose; `build()` a fresh random one; `path()` the folder, for
-whatever wants a name or path. How they were made, and what they can do: docs/tiny_llava.md.
+`load_policy("tiny")` gives a shipped start, half-trained on purpose; `build()` a fresh random one; `path()` the folder
+of the weights. How they were made, and what they can do: docs/tiny_llava.md.
 """
 
 from __future__ import annotations
@@ -48,13 +48,6 @@ def path(name: str = "tiny") -> Path:
     return Path(__file__).parent / VARIANTS[name].folder
 
 
-def load(name: str = "tiny", **model_kwargs: Any) -> tuple[Any, Any]:
-    """A shipped model, in float32 unless told otherwise, and its processor."""
-    from ..policy.loading import load_policy
-
-    return load_policy(name, **model_kwargs)
-
-
 def figures() -> list[dict[str, Any]]:
     """What the weights of "tiny" were measured to do, a row per game and mode.
 
@@ -80,4 +73,4 @@ def save(model: Any, processor: Any, folder: str | Path) -> None:
     (Path(folder) / "model.safetensors").chmod(0o644)  # safetensors writes it for its owner only
 
 
-__all__ = ["VARIANTS", "build", "figures", "load", "path", "save"]
+__all__ = ["VARIANTS", "build", "figures", "path", "save"]

@@ -103,8 +103,8 @@ def solve(
     Simplest: the fewest elements; among those the first if elements are compared one by one, large numbers before
     small ones and before `(`, and `+` before `*`, `-`, `/` and `)`.
 
-    >>> ["".join(solution) for solution in solve([8, 3, 8, 3])]
-    ['8/(3-8/3)']
+    >>> print(*("".join(solution) for solution in solve([8, 3, 8, 3])))
+    8/(3-8/3)
     """
     rules, hand = _game(numbers, target, operators, parentheses)
     found = _solve(rules, hand)
