@@ -16,14 +16,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# package, file and class, the more special one later: it replaces fields of the same name
-_TRAINING = (
-    ("transformers", "training_args.py", "TrainingArguments"),
-    ("trl", "trainer/base_config.py", "_BaseConfig"),
-    ("trl", "experimental/ppo/ppo_config.py", "PPOConfig"),
-    ("trl_gtr", "distributed/ppo_own.py", "PPOConfig"),
-    ("trl_gtr", "config.py", "GTRConfig"),
-)
+# package, file and class
+_TRAINING = ("transformers", "training_args.py", "TrainingArguments")
+_BASE = ("trl", "trainer/base_config.py", "_BaseConfig")
+_TRL_PPO = ("trl", "experimental/ppo/ppo_config.py", "PPOConfig")
+_OWN_PPO = ("trl_gtr", "distributed/ppo_own.py", "PPOConfig")  # where TRL has none
+_GTR = ("trl_gtr", "config.py", "GTRConfig")
 _TASK = ("trl_gtr", "scripts/arguments.py", "TaskArguments")
 _SCRIPT = ("trl_gtr", "scripts/train.py", "ScriptArguments")
 _MODEL = ("trl", "trainer/model_config.py", "ModelConfig")
@@ -59,12 +57,11 @@ def _read_options() -> dict[str, Option]:
     script = _fields(*_TASK, group="task") | _fields(*_SCRIPT, group="task")
     model = _fields(*_MODEL, group="model")
     corrector = _fields(*_CORRECTOR, group="corrector")
+    ppo = _TRL_PPO if _path(*_TRL_PPO[:2]).is_file() else _OWN_PPO
     inherited: dict[str, Option] = {}
-    for package, file, name in _TRAINING[:-1]:
-        if (package, file) == ("trl", "experimental/ppo/ppo_config.py") and not _path(package, file).is_file():
-            continue  # newer releases have none, and ppo_own.py takes its place
-        inherited |= _fields(package, file, name, group="training")
-    own = _fields(*_TRAINING[-1], group="training")
+    for source in (_TRAINING, _BASE, ppo):  # a class replaces fields of the class that it extends
+        inherited |= _fields(*source, group="training")
+    own = _fields(*_GTR, group="training")
     return script | model | own | corrector | {name: each for name, each in inherited.items() if name not in own}
 
 
@@ -93,7 +90,9 @@ def launcher_options() -> dict[str, bool]:
         if node.func.attr == "add_argument":
             names = [each.value for each in node.args if isinstance(each, ast.Constant)]
             action = next((ast.literal_eval(each.value) for each in node.keywords if each.arg == "action"), "store")
-            found |= {name[2:]: action == "store" for name in names if str(name).startswith("--")}
+            found |= {
+                name[2:]: action not in ("store_true", "store_false") for name in names if str(name).startswith("--")
+            }
     for ours in ("help", "module", "no_python"):
         found.pop(ours, None)
     return found | {"accelerate_config": True}

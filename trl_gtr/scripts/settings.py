@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Container, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,7 +51,7 @@ def given_options(words: Sequence[str]) -> Iterator[Given]:
     if words and starts[:1] != [0]:
         stray = list(words[: starts[0]] if starts else words)
         yield Given("", stray, stray)
-    for start, end in zip(starts, [*starts[1:], len(words)], strict=True):
+    for start, end in pairwise([*starts, len(words)]):
         name, equals, value = words[start][2:].partition("=")
         values = [*([value] if equals else []), *words[start + 1 : end]]
         yield Given(name.replace("-", "_"), list(words[start:end]), values)
