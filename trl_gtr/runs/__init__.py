@@ -1,0 +1,1 @@
+"""What a run leaves behind and starts from: checkpoints, logs, metrics, diagnostics, callbacks."""
