@@ -104,6 +104,14 @@ def test_wrong_words_for_the_launcher(words: list[str], message: str) -> None:
         launch.divide(words)
 
 
+def test_an_option_of_the_launcher_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("num_processes: 2\n")
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--config", str(file)])
+    assert "num_processes is for accelerate's launcher, so give it on the command line." in capsys.readouterr().err
+
+
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Records what accelerate would launch."""

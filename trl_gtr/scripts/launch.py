@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ..tasks import task_options
 from .options import Option, launcher_options, refused_options, train_options
-from .settings import command_line, find_own_modules, given_options, settings_of, task_of, with_defaults
+from .settings import command_line, find_own_modules, given_options, settings_of, task_of, value_of, with_defaults
 from .usage import check_names, format_help, one_line_errors, options_of_task
 
 # Headings of our fields in the sources → groups of the help, in their order.
@@ -103,8 +103,11 @@ def check_words(
         values |= values.get("task_options") or {}
         print(format_help(usage, description, help_options(task, full), values, full=full), end="")
         raise SystemExit(0)
-    also = launcher_options() if launcher else {}
-    check_names(words, {*known, *task_options(task), *also})
+    theirs = set(launcher_options()) - set(known) if launcher else set()
+    if misplaced := theirs & set(values):
+        file = value_of(words, "config")
+        raise ValueError(f"{file}: {misplaced.pop()} is for accelerate's launcher, so give it on the command line.")
+    check_names(words, {*known, *task_options(task), *theirs})
 
 
 def help_options(task: str, full: bool) -> list[Option]:

@@ -83,16 +83,13 @@ def _imported_options() -> dict[str, Option]:
 @cache
 def launcher_options() -> dict[str, bool]:
     """Options of `accelerate launch` → whether they take a value."""
-    found = {}
+    found: dict[str, bool] = {}
     for node in ast.walk(_tree("accelerate", "commands/launch.py")):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-            continue
-        if node.func.attr == "add_argument":
-            names = [each.value for each in node.args if isinstance(each, ast.Constant)]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
+            names = [str(each.value) for each in node.args if isinstance(each, ast.Constant)]
             action = next((ast.literal_eval(each.value) for each in node.keywords if each.arg == "action"), "store")
-            found |= {
-                name[2:]: action not in ("store_true", "store_false") for name in names if str(name).startswith("--")
-            }
+            takes_value = action not in ("store_true", "store_false")
+            found |= {name[2:]: takes_value for name in names if name.startswith("--")}
     for ours in ("help", "module", "no_python"):
         found.pop(ours, None)
     return found | {"accelerate_config": True}

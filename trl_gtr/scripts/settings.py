@@ -81,16 +81,15 @@ def read_yaml(file: str | Path) -> dict[str, Any]:
     return content
 
 
-def with_defaults(words: Sequence[str], task: str, config: str | Path | None = None) -> list[str]:
-    """The words with what they leave out: `--config`, by default the shipped settings of their task, and `--task`.
+def with_defaults(words: Sequence[str], task: str) -> list[str]:
+    """The words with what they leave out: `--config`, the shipped settings of their task, and `--task`.
 
     Args:
         words: A command line.
         task: The task of a command line that names none, and whose file names none.
-        config: The settings of a command line that names none, instead of the shipped ones.
     """
     words = list(words)
-    config = config or default_config(value_of(words, "task") or task)
+    config = default_config(value_of(words, "task") or task)
     if config is not None and value_of(words, "config") is None:
         words = ["--config", str(config), *words]
     if value_of(words, "task") is None and "task" not in settings_of(words):
