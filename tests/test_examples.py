@@ -17,7 +17,7 @@ from example_scripts import example
 from paths import ROOT
 
 from trl_gtr import tiny_llava
-from trl_gtr.runs.checkpoints import saved_task
+from trl_gtr.runs.manifest import saved_task
 
 PYTHON = [sys.executable]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]

@@ -24,7 +24,6 @@ from trl_gtr.guides.labels import FLAWS
 from trl_gtr.learning import ppo
 from trl_gtr.policy.loading import lora_target_modules
 from trl_gtr.policy.scoring import PolicyWithValue
-from trl_gtr.runs import checkpoints
 from trl_gtr.runs.callbacks import ThoughtCollapseCallback
 from trl_gtr.trainer import GTRTrainer
 from trl_gtr.types import Correction, Rollout, Transition
@@ -658,7 +657,7 @@ def test_a_collapse_callback_added_later_is_saved_and_restored(make_trainer, tmp
     trainer.train()
     again = ThoughtCollapseCallback(patience=100)
     resumed = make_trainer(total_env_steps=32, trainer_kwargs={"callbacks": [again]})
-    resumed.load_trainer_state(str(tmp_path / "run" / "checkpoint-2"))
+    resumed.load_checkpoint(str(tmp_path / "run" / "checkpoint-2"))
     assert again.first_distinct == callback.first_distinct is not None
 
 
@@ -713,7 +712,8 @@ def test_losses_that_are_not_finite_are_skipped_and_end_the_run_with_a_checkpoin
     # Four steps an update: the second one is not finished, but counted and saved.
     assert [entry["optim/skipped_steps"] for entry in trainer.state.log_history] == [4, 2]
     assert (tmp_path / "run" / "checkpoint-2" / "trainer_state.json").is_file()
-    assert checkpoints.read_run_state(tmp_path / "run" / "checkpoint-2", 0)["skipped_in_a_row"] == 0
+    saved = torch.load(tmp_path / "run" / "checkpoint-2" / "updater.pt", weights_only=True)
+    assert saved["skipped_in_a_row"] == 0  # or a resumed run would end at once
 
 
 def test_a_single_bad_gradient_costs_a_single_step(make_trainer, caplog):
@@ -784,7 +784,7 @@ def test_resume_true_takes_the_newest_and_says_if_there_is_none(make_trainer):
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(make_trainer, toy_checkpoint):
-    with pytest.raises(ValueError, match="no checkpoint of this trainer"):
+    with pytest.raises(ValueError, match="not a checkpoint of this trainer"):
         make_trainer().train(resume_from_checkpoint=toy_checkpoint)
 
 
@@ -806,7 +806,7 @@ def test_a_foreign_or_damaged_checkpoint_is_refused_with_what_differs(make_train
     )
     assert "task.env_kwargs was {} and is {'length': 5}" in refusal(ColourTask(length=5))
     make_trainer(gamma=0.5, allow_changed_config=True).train(resume_from_checkpoint=str(checkpoint))
-    contents = checkpoint / "gtr_contents.json"
+    contents = checkpoint / "manifest.json"
     alone = contents.read_text()
     contents.write_text(alone.replace('"processes": 1', '"processes": 2'))
     assert "of a run with 2 processes, not 1" in refusal(allow_changed_config=True)
@@ -820,7 +820,7 @@ def test_a_foreign_or_damaged_checkpoint_is_refused_with_what_differs(make_train
     weights.unlink()
     assert "damaged: model.safetensors is missing" in refusal()
     contents.write_text(alone[:100])
-    assert "damaged: gtr_contents.json can't be read" in refusal()
+    assert "damaged: manifest.json can't be read" in refusal()
 
 
 def test_an_adapter_is_resumed_with_its_own_settings_only(make_trainer, toy_checkpoint, tmp_path):
@@ -900,7 +900,9 @@ def test_an_evaluation_ends_when_the_run_is_told_to_stop(make_trainer):
     assert len(trainer.state.log_history) == before  # half of one is in no log
 
 
-@pytest.mark.parametrize("failing", ["torch.save", "safetensors.torch.save_file", "trl_gtr.runs.checkpoints.publish"])
+@pytest.mark.parametrize(
+    "failing", ["torch.save", "safetensors.torch.save_file", "trl_gtr.runs.manifest.Manifest.listing"]
+)
 def test_a_full_disk_leaves_the_old_checkpoint_as_it_was(make_trainer, tmp_path, monkeypatch, failing):
     run = tmp_path / "run"
     trainer = make_trainer(save_strategy="steps", save_steps=1, save_total_limit=1, total_env_steps=48)
@@ -913,7 +915,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_as_it_was(make_trainer, tmp_path,
                 raise OSError(errno.ENOSPC, "No space left on device")
 
             monkeypatch.setattr(failing, no_space)
-            monkeypatch.setattr("trl_gtr.runs.checkpoints.save_file", no_space)
+            monkeypatch.setattr("trl_gtr.policy.weights.save_file", no_space)
         finish(*args)
 
     trainer._finish_update = fill_the_disk

@@ -12,9 +12,9 @@ import resource
 import sys
 import textwrap
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ from .correctors.base import Corrector
 from .distributed.means import Means
 from .distributed.processes import Processes
 from .distributed.signals import StopSignals
-from .distributed.trl_bridge import unwrap_model_for_generation
+from .distributed.trl_bridge import PPOBridge, unwrap_model_for_generation
 from .evaluation.agents import PolicyAgent
 from .evaluation.evaluate import EvaluationReport, count_episodes, evaluate_agent
 from .guides.buffer import CorrectionBuffer, cloning_coefficient
@@ -42,9 +42,10 @@ from .policy.loading import check_processor, load_policy
 from .policy.scoring import PolicyWithValue, ValueHead, VLMPolicy
 from .rollouts.collector import Clock, RolloutCollector
 from .runs.callbacks import GTRProgressCallback
-from .runs.checkpointer import ResumableTrainer
+from .runs.checkpointer import Part, RunCheckpointer, RunCounters
 from .runs.diagnostics import rollout_diagnostics
 from .runs.episode_log import EpisodeLog
+from .runs.manifest import describe_run
 from .runs.rollout_metrics import (
     add_up,
     count_failures,
@@ -54,8 +55,10 @@ from .runs.rollout_metrics import (
     without_images,
 )
 from .runs.run_log import RunLog
+from .runs.stopping import RunStopper
 from .runs.trackers import TrackerImages
 from .scripts.arguments import json_options
+from .storage.state_files import ARRAYS, TENSORS
 from .tasks.base import Task
 from .types import Generation, Rollout, Transition
 
@@ -72,7 +75,7 @@ class StepScores(NamedTuple):
     entropy: Tensor
 
 
-class GTRTrainer(ResumableTrainer):
+class GTRTrainer(PPOBridge):
     """Trains a vision-language model to act: PPO on its actions, thought cloning on its corrected thoughts.
 
     Args:
@@ -117,7 +120,7 @@ class GTRTrainer(ResumableTrainer):
         self.task, self.eval_task = _check_task(task, corrector, args), eval_task or task
         if args.eval_strategy != "no":
             count_episodes(eval_task or self.task, args.eval_episodes)  # raises now, not after the first update
-        self.corrector, self.failed_corrections = corrector, Counter()
+        self.corrector: Any = corrector
         if not isinstance(model, str | os.PathLike):
             check_trainable(model, peft_config, with_reference=args.kl_coef > 0)
         elif peft_config is not None:
@@ -134,6 +137,7 @@ class GTRTrainer(ResumableTrainer):
             seed=args.seed,
             invalid_action=args.invalid_action,
             pickle_environments=args.pickle_environments,
+            exact_resume=not args.allow_changed_config,
         )
         model, processing_class = _load(model, processing_class, args)
         ensure_named_base(model, peft_config, processing_class, args.output_dir)
@@ -167,13 +171,36 @@ class GTRTrainer(ResumableTrainer):
         self.updater = Updater(
             args, self.accelerator, self.processes, self.network, self.optimizer, self.policy, self.buffer
         )
-        self.signals = StopSignals()
+        self.signals, self.counters = StopSignals(), RunCounters()
+        self.started, self._last_loss = 0.0, math.nan
+        self.checkpointer = self._make_checkpointer()
+        self.stopper = RunStopper(
+            self.processes,
+            self.checkpointer,
+            self.collector,
+            save=None if args.save_strategy == "no" else lambda: self._save_checkpoint(self.model, trial=None),
+            end=self._end,
+        )
+
+    def _make_checkpointer(self) -> RunCheckpointer:
+        """It is handed all that has state beside what `Trainer` saves."""
+        adapter = self.trained.policy.active_peft_config.to_dict() if self.is_peft_model else {}
+        parts = {
+            "correction_buffer": Part(self.buffer, ARRAYS),
+            "environments": Part(self.collector),
+            "updater": Part(self.updater, TENSORS, shared=True),
+            "counters": Part(self.counters),
+        }
+        if hasattr(self.corrector, "state_dict"):
+            parts["corrector"] = Part(self.corrector)
+        manifest = describe_run(self.task, self.corrector, adapter, self.args)
+        return RunCheckpointer(self.args, self.processes, manifest, parts)
 
     # --- the algorithm ------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
         """Collect, learn, repeat, for `num_updates` updates."""
-        self._begin(self._checkpoint_to_resume(resume_from_checkpoint))
+        self._begin(self.checkpointer.find(resume_from_checkpoint))
         try:
             with StopSignals() as self.signals:
                 while self.state.global_step < self.args.num_updates and not self.control.should_training_stop:
@@ -185,22 +212,28 @@ class GTRTrainer(ResumableTrainer):
                     with clock("update"):
                         self.updater.update(experience, self.state.global_step, means)  # 4. learn
                     self._finish_update(rollout, experience, means, rollout.times | clock.seconds)  # 5. log, save
-                    self._stop_where_needed(rollout)
-                self._stop_if_told(self.processes.gather(self.signals.received))
+                    if self.stopper.stop_if_spent(self.state.global_step, rollout.stop_reason):
+                        self.control.should_training_stop = True
+                    self.stopper.raise_if_diverged(self.state.global_step, self.updater)
+                self.stopper.stop_on_signal(self.state.global_step, self.processes.gather(self.signals.received))
         except BaseException:
             if hasattr(self.corrector, "close"):
                 self.corrector.close()  # corrections under way come back at once; nobody waits for their threads
             raise
-        self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+        self._end()
         seconds = time.perf_counter() - self.started
         return TrainOutput(self.state.global_step, self._last_loss, {"train_runtime": seconds})
+
+    def _end(self) -> None:
+        self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
 
     def _begin(self, checkpoint: str | None) -> None:
         args = self.args
         self.started, self._last_loss = time.perf_counter(), math.nan
-        self._claim_output_dir(checkpoint)
+        self.checkpointer.claim_output_dir(checkpoint)
         if checkpoint is not None:
-            self._resume(checkpoint)
+            self.checkpointer.load(checkpoint, self.load_checkpoint)
+            self._load_rng_state(checkpoint)  # last: whatever is loaded above may draw random numbers
         # After resuming: a run may be made longer.
         self.state.max_steps, self.state.num_train_epochs = args.num_updates, 1
         self.state.compute_steps(args, args.num_updates)
@@ -214,7 +247,7 @@ class GTRTrainer(ResumableTrainer):
     def _collect(self) -> tuple[Rollout, list[int]]:
         """A rollout, and how many steps the environments of each process have made in it."""
         args, start = self.args, time.perf_counter()
-        before = self._before_collection()
+        before = self.stopper.snapshot(self.state.global_step)
         rollout, fault = Rollout([], [], [], []), None
         with self._acting_policy():
             try:
@@ -227,12 +260,12 @@ class GTRTrainer(ResumableTrainer):
             except FloatingPointError as error:  # the others must hear of it, or they wait
                 fault = str(error)
             seconds = time.perf_counter() - start
-            rollout.times["wait_for_processes"] = self.processes.meet("collection")
+            rollout.times["wait_for_processes"] = self.processes.barrier("collection")
         made = len(rollout) // self.collector.envs.num_envs
         reports = self.processes.gather((made, seconds, self.signals.received, fault))
         made_by_each, spent_by_each, received, faults = zip(*reports, strict=True)
-        self._stop_if_told(received, faults, before)
-        if self.processes.count > 1:
+        self.stopper.stop_on_signal(self.state.global_step, received, faults, before)
+        if self.processes.world_size > 1:
             rollout.times |= {f"collect_rank_{rank}": spent for rank, spent in enumerate(spent_by_each)}
         for rank, (made, spent) in enumerate(zip(made_by_each, spent_by_each, strict=True)):
             if made < args.rollout_steps and self.is_world_process_zero():
@@ -247,7 +280,7 @@ class GTRTrainer(ResumableTrainer):
 
     def _store_corrections(self, rollout: Rollout, means: Means) -> int:
         """Put this rollout's labels into the buffer; how many steps were corrected, over all processes."""
-        self.failed_corrections.update(count_failures(rollout))
+        self.counters.failed_corrections.update(count_failures(rollout))
         made: list[Label] = []
         for step, correction in zip(rollout.transitions, rollout.corrections, strict=True):
             label = None if correction is None else self.labels.label(step, correction)
@@ -327,7 +360,7 @@ class GTRTrainer(ResumableTrainer):
         state.global_step += 1
         state.episode += int(self.processes.sum(len(rollout.episodes)))
         state.epoch = state.global_step / args.num_updates
-        self.env_steps += sum(experience.steps) * self.collector.envs.num_envs
+        self.counters.env_steps += sum(experience.steps) * self.collector.envs.num_envs
         self.control = self.callback_handler.call_event(
             "on_step_end", args, state, self.control, rollout=rollout, experience=experience
         )
@@ -342,6 +375,22 @@ class GTRTrainer(ResumableTrainer):
             self._save_checkpoint(self.model, trial=None)
             self.control = self.callback_handler.on_save(args, state, self.control)
 
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Policy (or adapter) as an ordinary `from_pretrained` folder, with value head and manifest beside it."""
+        folder = output_dir or self.args.output_dir
+        # DeepSpeed's processes save the optimizer together after this: a full disk must be known to all before.
+        with self.checkpointer.writing(f"The policy could not be written to {folder}"):
+            super().save_model(output_dir, _internal_call)
+            if self.args.should_save:
+                self.checkpointer.manifest.write(folder)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        save_trainer = partial(super()._save_checkpoint, model, trial)
+        self.checkpointer.save(self.state.global_step, save_trainer)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self.checkpointer.writes_into)
+
     def evaluate(
         self,
         eval_task: Task | None = None,
@@ -352,9 +401,9 @@ class GTRTrainer(ResumableTrainer):
         args, task = self.args, eval_task or self.eval_task
         assert task is not None
         count = count_episodes(task, episodes or args.eval_episodes)
-        mine = range(self.processes.rank, count, self.processes.count)
+        mine = range(self.processes.rank, count, self.processes.world_size)
         agent = PolicyAgent(lambda prompts, images: self._generate(prompts, images, greedy=args.eval_greedy))
-        several = self.processes.count > 1
+        several = self.processes.world_size > 1
         end = time.monotonic() + (args.ddp_timeout / 2 if several else math.inf)  # nobody waits longer for a slow one
         # Its own random numbers: how often one evaluates must not change what is learned.
         with torch.random.fork_rng(), torch.no_grad(), self._acting_policy():
@@ -368,7 +417,7 @@ class GTRTrainer(ResumableTrainer):
                 invalid_action=args.invalid_action,
                 stopped=lambda: self.signals.received is not None or time.monotonic() > end,
             ).episodes
-            self.processes.meet("evaluation")
+            self.processes.barrier("evaluation")
         received, by_process = zip(*self.processes.gather((self.signals.received, played)), strict=True)
         if any(received):
             return {}  # the run is about to stop; half an evaluation would be in its log
@@ -470,15 +519,15 @@ class GTRTrainer(ResumableTrainer):
         # These are no means: they need everybody's steps in one place.
         values, returns = zip(*gather((experience.values.cpu(), experience.returns.cpu())), strict=True)
         explained = ppo.explained_variance(torch.cat(values), torch.cat(returns))
-        everything = rollout if self.processes.count == 1 else _joined(gather(without_images(rollout)))
+        everything = rollout if self.processes.world_size == 1 else _joined(gather(without_images(rollout)))
         metrics |= rollout_diagnostics(everything, self.task)
         if self.corrector is not None:
             own = self.corrector.metrics() if hasattr(self.corrector, "metrics") else {}
-            metrics |= add_up(gather(with_failures(own, self.failed_corrections)))
+            metrics |= add_up(gather(with_failures(own, self.counters.failed_corrections)))
         slowest = max(gather(sum(seconds[name] for name in seconds if not name.startswith("collect_rank"))))
         return metrics | {
             **({"value/explained_variance": explained} if math.isfinite(explained) else {}),
-            "env_steps": self.env_steps,
+            "env_steps": self.counters.env_steps,
             "episode/count": self.state.episode,
             "buffer/size": int(self.processes.sum(len(self.buffer))),
             "buffer/images": int(self.processes.sum(self.buffer.num_images)),

@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--two_threads", action="store_true", help="measure one process with two threads too")
     args = parser.parse_args()
     processes = Processes(Accelerator(cpu=True), timeout=1800)
-    if processes.count != 2:
+    if processes.world_size != 2:
         raise SystemExit("error: start it with two processes, as the first lines of this file say.")
     model, processor = load_policy("tiny")
     policy = VLMPolicy(model, processor, temperature=0.2, max_completion_length=64)
@@ -60,16 +60,16 @@ def main() -> None:
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in (*kinds, "two processes")}
     for _ in range(args.rounds):
         for name, threads in kinds.items():
-            processes.meet("round")
+            processes.barrier("round")
             own = seconds(whole, args.steps, threads) if processes.rank == 0 else (0.0, 0.0)
             times[name].append(slowest(processes.gather(own)))
-        processes.meet("round")
+        processes.barrier("round")
         times["two processes"].append(slowest(processes.gather(seconds(part, args.steps))))
     step = {}
     for size in (args.envs // 4, args.envs // 2, args.envs):
         collector = make_collector(policy, model, size)
         collector.collect(1)
-        processes.meet("size")
+        processes.barrier("size")
         step[size] = seconds(collector, args.steps)[1] / args.steps if processes.rank == 0 else 0.0
     if processes.rank == 0:
         report(Console(width=120), times, step)

@@ -289,7 +289,7 @@ def test_a_restarted_run_that_had_saved_nothing_begins_afresh(make_trainer, tmp_
 def test_an_adapter_of_an_earlier_run_is_not_mixed_with_a_model(make_trainer, tmp_path):
     """Both in one folder, the adapter would be loaded."""
     (tmp_path / "run").mkdir()
-    for name in ("adapter_config.json", "adapter_model.safetensors", "value_head.safetensors"):
+    for name in ("adapter_config.json", "adapter_model.safetensors", "manifest.json"):
         (tmp_path / "run" / name).write_text("{}")
     with pytest.raises(ValueError, match=r"holds an earlier run .*adapter_config\.json"):
         make_trainer(overwrite=False).train()

@@ -23,9 +23,8 @@ from vlms import TEXT, byte_level_tokenizer
 
 from trl_gtr import make_task, tiny_llava
 from trl_gtr.policy.loading import load_policy
-from trl_gtr.policy.scoring import ValueHead
 from trl_gtr.runs import output_folder
-from trl_gtr.runs.checkpoints import CONTENTS_FILE, save_value_head, saved_task
+from trl_gtr.runs.manifest import MANIFEST_FILE, Manifest, saved_task
 from trl_gtr.scripts import arguments as command_line, train as launch
 from trl_gtr.scripts.settings import CONFIGS as SHIPPED
 
@@ -281,7 +280,7 @@ def test_two_runs_are_not_mixed_in_one_folder(fails: Any, no_training: None, tmp
     old, foreign = tmp_path / "checkpoint-3", tmp_path / "checkpoint-mine"
     for folder in (old, foreign):
         folder.mkdir()
-    (old / CONTENTS_FILE).touch()
+    (old / MANIFEST_FILE).touch()
     line = fails("gym_cards", "--output_dir", tmp_path)
     assert "holds an earlier run" in line
     assert "--overwrite" in line
@@ -291,7 +290,7 @@ def test_two_runs_are_not_mixed_in_one_folder(fails: Any, no_training: None, tmp
     output_folder.remove_earlier_run(tmp_path)
     assert list(tmp_path.iterdir()) == [foreign]  # only what a run writes is removed
     old.mkdir()
-    with pytest.raises(ValueError, match="checkpoint-3 is no checkpoint of this trainer, so it isn't overwritten"):
+    with pytest.raises(ValueError, match="checkpoint-3 is not a checkpoint of this trainer, so it isn't overwritten"):
         launch.check_output_dir(gtr_args(tmp_path, "--overwrite"), make_task("ezpoints"))
 
 
@@ -319,9 +318,8 @@ def agent(tmp_path: Path) -> Path:
     """What a finished run on EZPoints leaves behind, as far as it is looked at before a model is loaded."""
     folder = tmp_path / "ezpoints_run" / "checkpoint-1"
     folder.mkdir(parents=True)
-    save_value_head(folder, ValueHead(8, [4]).state_dict(), "ezpoints")
+    Manifest("ezpoints", {}, {}, {}, files={}).write(folder)
     (folder / "config.json").write_text((tiny_llava.path() / "config.json").read_text())
-    (folder / CONTENTS_FILE).write_text("{}")
     return folder
 
 
@@ -337,7 +335,7 @@ def test_nothing_to_resume(fails: Any, no_training: None, tmp_path: Path) -> Non
     line = fails("points24", "--output_dir", tmp_path, "--resume_from_checkpoint", "true")
     assert "holds no checkpoint-* folder" in line
     line = fails("points24", "--output_dir", tmp_path / "new", "--resume_from_checkpoint", tiny_llava.path())
-    assert "is no checkpoint of this trainer" in line
+    assert "is not a checkpoint of this trainer" in line
 
 
 def test_an_agent_of_another_task_is_not_evaluated_by_accident(fails: Any, no_training: None, agent: Path) -> None:

@@ -15,13 +15,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from transformers import PreTrainedModel, Trainer
+from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_callback import ExportableState
 from trl.models.utils import unwrap_model_for_generation
 
-from ..policy import adapters
+from ..policy import adapters, weights
 from ..policy.scoring import PolicyWithValue, ValueHead
 from .ppo_base import OnlineTrainerState, PPOBase
 
@@ -126,14 +127,16 @@ class PPOBridge(PPOBase):
         return self.model if self.is_deepspeed_enabled else self.trained
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Policy (or adapter) as an ordinary `from_pretrained` folder."""
-        output_dir = output_dir or self.args.output_dir
+        """Policy (or adapter) as an ordinary `from_pretrained` folder, with the value head beside it."""
+        output_dir, value_head = output_dir or self.args.output_dir, self.value_head_state()
         if self.is_deepspeed_enabled:
             self._save_gathered(output_dir, _internal_call)
-            return
-        with self._policy_as_model():
-            # Past TRL's own version, which looks for the policy on the wrapper and misses it under DDP.
-            Trainer.save_model(self, output_dir, _internal_call)
+        else:
+            with self._policy_as_model():
+                # Past TRL's own version, which looks for the policy on the wrapper and misses it under DDP.
+                Trainer.save_model(self, output_dir, _internal_call)
+        if self.args.should_save:
+            weights.save_value_head(output_dir, value_head)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         if not self.is_peft_model:
@@ -163,13 +166,25 @@ class PPOBridge(PPOBase):
                 return {name: tensor.detach().clone() for name, tensor in self.trained.value_head.state_dict().items()}
         return self.trained.value_head.state_dict()
 
-    def load_deepspeed_checkpoint(self, checkpoint: str) -> None:
-        """Weights and optimizer as DeepSpeed saved them, each process its part."""
-        from transformers.integrations.deepspeed import deepspeed_load_checkpoint
+    def load_checkpoint(self, checkpoint: str) -> None:
+        """What `_save_checkpoint` wrote except the random states: weights, optimizer, schedule, counters."""
+        if self.is_deepspeed_enabled:
+            deepspeed_load_checkpoint(self.model_wrapped, checkpoint, load_module_strict=not self.is_peft_model)
+        else:
+            weights.load_policy_weights(checkpoint, self.trained.policy)
+            weights.load_value_head(checkpoint, self.trained.value_head)
+        self._load_optimizer_and_scheduler(checkpoint)
+        self._load_scaler(checkpoint)
+        if isinstance(self.lr_scheduler, LambdaLR):
+            # This run's schedule, which is another one if the run was made longer.
+            for group, base, factor in zip(
+                self.optimizer.param_groups, self.lr_scheduler.base_lrs, self.lr_scheduler.lr_lambdas, strict=True
+            ):
+                group["lr"] = base * factor(self.lr_scheduler.last_epoch)
+            self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+        self._load_trainer_state(checkpoint)
 
-        deepspeed_load_checkpoint(self.model_wrapped, checkpoint, load_module_strict=not self.is_peft_model)
-
-    def load_trainer_state(self, checkpoint: str) -> None:
+    def _load_trainer_state(self, checkpoint: str) -> None:
         """Counters, log history and the states of callbacks, as `Trainer` wrote them."""
         state = OnlineTrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
         state.is_local_process_zero = self.is_local_process_zero()

@@ -191,11 +191,11 @@ class Updater:
         """
         args, processes = self.args, self.processes
         micro = args.per_device_train_batch_size
-        size = micro * args.gradient_accumulation_steps * processes.count
-        local_envs = args.num_envs // processes.count
+        size = micro * args.gradient_accumulation_steps * processes.world_size
+        local_envs = args.num_envs // processes.world_size
         stretches = np.arange(args.num_envs * args.rollout_steps).reshape(size, -1)
         order = np.random.default_rng(seed).permuted(stretches, axis=1).T
-        env, step = np.divmod(order.reshape(len(order), processes.count, -1), args.rollout_steps)
+        env, step = np.divmod(order.reshape(len(order), processes.world_size, -1), args.rollout_steps)
         made = step < np.array(experience.steps)[None, :, None]  # where time ran out there is nothing
         lengths = np.array([len(t.response_ids) for t in experience.transitions])
         for batch in range(len(order)):
@@ -221,7 +221,7 @@ class Updater:
         the optimizer would go on moving on its momentum."""
         args = self.args
         # Of the mini-batch's mean; `backward` divides by the accumulation steps and the processes.
-        weight = args.gradient_accumulation_steps * self.processes.count / mini_batch_size
+        weight = args.gradient_accumulation_steps * self.processes.world_size / mini_batch_size
         filler = len(chosen) == 0
         if filler:
             chosen, weight = np.zeros(1, np.int64), 0.0
@@ -321,7 +321,7 @@ class Updater:
         share = len(self.buffer) / self.all_labels
         if share and torch.isfinite(losses).all():
             means.add("loss/cloning", losses, weight=share)
-        weight = share * self.processes.count * self.args.gradient_accumulation_steps / rounds
+        weight = share * self.processes.world_size * self.args.gradient_accumulation_steps / rounds
         loss = experience.cloning_coef * weight * losses.mean()
         self._look_for_nan(loss, {"the labels' log-probs (logits)": logprobs})
         return loss
@@ -423,13 +423,19 @@ class Updater:
             self._moments, self.optimizer.state = self.optimizer.state, ppo_moments
 
     def state_dict(self) -> dict[str, Any]:
-        """The moments of the cloning phase; PPO's are the optimizer's."""
-        with self._cloning_moments():
-            return self.optimizer.state_dict()["state"]
+        """The moments of the cloning phase (PPO's are the optimizer's), and how many steps in a row were skipped."""
+        # A run that was given up begins to count anew, or it would end again at once.
+        state: dict[str, Any] = {"skipped_in_a_row": 0 if self.gave_up else self.skipped_in_a_row}
+        if not self.processes.deepspeed:
+            with self._cloning_moments():
+                state["moments"] = self.optimizer.state_dict()["state"]
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        with self._cloning_moments():
-            self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        self.skipped_in_a_row = state["skipped_in_a_row"]
+        if not self.processes.deepspeed:
+            with self._cloning_moments():
+                self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state["moments"]})
 
     def _mean(self, values: Sequence[float]) -> float:
         """Mean over these samples of all processes."""

@@ -58,6 +58,7 @@ class RolloutCollector:
         correction_workers: Vector steps whose corrections may be under way at once, each in a thread of its own; by
             default all of a rollout, up to `MAX_CORRECTION_WORKERS`.
         pickle_environments: See `GTRConfig.pickle_environments`.
+        exact_resume: Episodes that `load_state_dict` plays again must come out as they were. `False` only warns.
     """
 
     def __init__(
@@ -72,10 +73,11 @@ class RolloutCollector:
         invalid_action: str = "random",
         correction_workers: int | None = None,
         pickle_environments: bool = False,
+        exact_resume: bool = True,
     ) -> None:
         self.task, self.generate, self.corrector = task, generate, corrector
         self.first_index, self.penalize = first_index, invalid_action == "penalty"
-        self.pickle_environments = pickle_environments
+        self.pickle_environments, self.exact_resume = pickle_environments, exact_resume
         self._rewound: dict[str, Any] | None = None
         self.envs = make_vector_env(task, self.penalize, num_envs, pickle_environments)
         self.correction_workers = correction_workers
@@ -273,8 +275,8 @@ class RolloutCollector:
                 f"{str(error).rstrip('.')}. Change that, or train with {remedy}`save_strategy='no'`."
             ) from error
 
-    def load_state_dict(self, state: Mapping[str, Any], exact: bool = True) -> None:
-        """Go on from there. Episodes under way are played again, and if `exact` must come out as they were."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there. Episodes under way are played again."""
         if "pickled" in state:
             if not self.pickle_environments:
                 raise ValueError(
@@ -286,7 +288,7 @@ class RolloutCollector:
         if stored != self.envs.num_envs:
             raise ValueError(f"The checkpoint holds {stored} environments for this process, not {self.envs.num_envs}.")
         try:
-            observations, infos = self.envs.set_states(state["environments"], exact)
+            observations, infos = self.envs.set_states(state["environments"], self.exact_resume)
         except ValueError as error:
             raise ValueError(
                 f"The episodes of the checkpoint can't go on: {error} If package versions have changed since it was "

@@ -20,14 +20,14 @@ from datasets import Features, Image, List, Value
 from PIL import Image as PILImage
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from ..policy.action_logprobs import SpanFinder
 from ..config import GTRConfig
-from .diagnostics import thought_text
-from ..storage.files import writing_log, written_whole
+from ..learning.update import Experience
+from ..policy.action_logprobs import SpanFinder
 from ..responses.safe_text import storable
+from ..storage.files import writing_log, written_whole
 from ..tasks.base import Task
 from ..types import Rollout
-from ..learning.update import Experience
+from .diagnostics import thought_text
 
 FOLDER = "episodes"
 SCHEMA = Features(

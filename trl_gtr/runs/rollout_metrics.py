@@ -15,8 +15,8 @@ from rich.text import Text
 
 from ..correctors.base import failure_kind
 from ..distributed.means import Means
-from ..rollouts.collector import in_processes
 from ..responses.safe_text import printable
+from ..rollouts.collector import in_processes
 from ..types import Rollout, Share, Transition
 
 _TAIL = 60

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import importlib.metadata
 import json
 import logging
 import os
@@ -20,13 +19,15 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from ..config import REFUSED_FIELDS, GTRConfig
 from ..storage.files import writing_log, written_whole
+from .manifest import package_versions
 
 logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
 CARD_FILE = "run.json"
-PACKAGES = ("trl-gtr", "trl", "transformers", "accelerate", "peft", "torch", "datasets", "gymnasium", "numpy")
 MOST_WARNINGS = 100
+LIBRARY = "trl_gtr"
+"""The logger whose warnings are kept."""
 
 
 class RunLog(TrainerCallback):
@@ -98,7 +99,7 @@ def run_card(args: GTRConfig) -> dict[str, Any]:
         "started": _now(),
         "config": config,
         "changed": sorted(name for name, value in config.items() if _is_set(name, value, defaults)),
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        "versions": package_versions(),
         "hardware": {
             "machine": platform.platform(),
             "cpu_cores": os.cpu_count(),
@@ -126,13 +127,13 @@ class _WarningList(logging.Handler):
         self.update = 0
 
     def listen(self) -> None:
-        library = logging.getLogger(__package__)
+        library = logging.getLogger(LIBRARY)
         for other in [handler for handler in library.handlers if isinstance(handler, _WarningList)]:
             library.removeHandler(other)  # of a run that ended in an error
         library.addHandler(self)
 
     def stop(self) -> None:
-        logging.getLogger(__package__).removeHandler(self)
+        logging.getLogger(LIBRARY).removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         if logging.lastResort is not None and not logging.getLogger().handlers:
@@ -148,13 +149,6 @@ class _WarningList(logging.Handler):
 
 def _line(entry: dict[str, Any]) -> str:
     return json.dumps(entry) + "\n"
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _now() -> str:

@@ -14,7 +14,7 @@ from ..evaluation.evaluate import count_episodes, evaluate_agent
 from ..evaluation.tables import difficulty_table, report_table
 from ..policy.loading import load_policy
 from ..policy.scoring import VLMPolicy
-from ..runs.checkpoints import saved_task
+from ..runs.manifest import saved_task
 from ..tasks import Task
 from .arguments import json_options
 from .evaluate import Arguments

@@ -25,7 +25,8 @@ from ..evaluation.tables import report_table
 from ..policy.loading import load_policy, lora_target_modules
 from ..report import write_report
 from ..responses.safe_text import printable
-from ..runs import checkpoints, output_folder
+from ..runs import output_folder
+from ..runs.manifest import Manifest, find_checkpoint
 from ..tasks import Task
 from ..trainer import GTRTrainer
 from .arguments import TaskArguments, json_options, parse_arguments
@@ -135,8 +136,8 @@ def check_output_dir(args: GTRConfig, task: Task) -> None:
 
     Nothing is removed yet: what fails until training begins must not cost the earlier run.
     """
-    if checkpoint := checkpoints.resolve_checkpoint(resume_from(args), args.output_dir, required=not args.overwrite):
-        checkpoints.check_task(checkpoint, task.name)
+    if checkpoint := find_checkpoint(resume_from(args), args.output_dir, required=not args.overwrite):
+        Manifest.read(checkpoint).check_task(checkpoint, task.name)
     if not PartialState().is_main_process:
         return  # it may see what the main process has begun to write
     folder = Path(args.output_dir)
