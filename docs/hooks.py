@@ -12,11 +12,11 @@ def on_page_markdown(markdown: str, **kwargs: object) -> str:
 
 
 def _fields() -> str:
-    from trl_gtr.config import GTRConfig
+    from trl_gtr.config import GTRConfig, refused_fields
 
     rows = ["| field | default | what it does |", "|---|---|---|"]
     for field in dataclasses.fields(GTRConfig):
-        if field.name not in GTRConfig.__annotations__:
+        if field.name not in GTRConfig.__annotations__ or field.name in refused_fields():
             continue
         default = field.default_factory() if field.default is dataclasses.MISSING else field.default
         rows.append(f"| `{field.name}` | `{default!r}` | {_cell(field.metadata['help'])} |")
@@ -24,10 +24,10 @@ def _fields() -> str:
 
 
 def _refused() -> str:
-    from trl_gtr.config import REFUSED_FIELDS
+    from trl_gtr.config import refused_fields
 
     rows = ["| field | instead |", "|---|---|"]
-    return "\n".join(rows + [f"| `{name}` | {_cell(instead)} |" for name, instead in REFUSED_FIELDS.items()])
+    return "\n".join(rows + [f"| `{name}` | {_cell(instead)} |" for name, instead in refused_fields().items()])
 
 
 def _cell(text: str) -> str:

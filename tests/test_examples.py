@@ -121,7 +121,7 @@ def test_a_task_of_ones_own_through_the_command(tmp_path: Path) -> None:
 
 def test_gym_cards_without_a_corrector_asks_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PPO alone, on the game of the other script."""
-    ppo = ["--thought_cloning_coef", "0", "--clone_right_actions", "false", "--clone_right_thoughts", "false"]
+    ppo = ["--thought_cloning_coef", "0"]
     options = ["--task", "points24", "--output_dir", str(tmp_path / "agent"), "--disable_tqdm=true", *ppo, *SHORT]
     monkeypatch.setattr(sys, "argv", ["gym_cards.py", *options])
     example("gym_cards").main()

@@ -14,12 +14,12 @@ import torch
 from paths import DOCS
 from peft import LoraConfig
 from tokenizers import normalizers
-from toy import COLOURS, ColourTask, build_toy_model, quiet_config, teach_format
+from toy import COLOURS, BareColourTask, ColourTask, build_toy_model, quiet_config, teach_format
 from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trl_gtr import PPOTrainer
-from trl_gtr.correctors import BudgetExhausted, ExpertCorrector
+from trl_gtr.correctors import BudgetExhausted, Corrector, ExpertCorrector
 from trl_gtr.guides.labels import FLAWS
 from trl_gtr.learning import ppo
 from trl_gtr.policy.loading import lora_target_modules
@@ -43,6 +43,50 @@ def make_trainer(toy_checkpoint, tmp_path):
         return GTRTrainer(model or toy_checkpoint, config, task or ColourTask(), corrector, **(trainer_kwargs or {}))
 
     return make
+
+
+def test_a_task_needs_no_more_than_seven_members(make_trainer):
+    """PPO, the defaults for all else, and no word about whether thoughts are true."""
+    trainer = make_trainer(BareColourTask(), thought_cloning_coef=0.0, eval_episodes=2)
+    before = parameters(trainer.trained)
+    trainer.train()
+    assert changed(before, trainer.trained)
+    log = trainer.state.log_history[-1]
+    assert {"thoughts/distinct_4", "episode/success", "episode/success_solvable"} <= set(log)
+    assert "eval_success" in trainer.evaluate()
+    named = {name for entry in trainer.state.log_history for name in entry}
+    assert not [name for name in named if "true" in name or "reading" in name]
+
+
+def test_a_task_without_a_judge_learns_from_its_expert(make_trainer):
+    class Unjudged(BareColourTask):
+        expert = ColourTask.expert
+
+    trainer = make_trainer(Unjudged())
+    trainer.train()
+    log = trainer.state.log_history[-1]
+    assert log["corrector/corrected"] > 0
+    assert "thoughts/true" not in log
+
+
+class Alike:
+    """Has the members, and is neither a task nor a corrector."""
+
+    name, format = ColourTask.name, ColourTask.format
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"task": Alike()}, "Alike is not a Task: subclass trl_gtr.Task"),
+        ({"corrector": Alike()}, "Alike is not a Corrector: subclass trl_gtr.Corrector"),
+        ({"trainer_kwargs": {"eval_task": Alike()}}, "Alike is not a Task: subclass trl_gtr.Task"),
+        ({"corrector": ExpertCorrector}, "ExpertCorrector is a class: pass an object of it"),
+    ],
+)
+def test_only_tasks_and_correctors_are_taken(make_trainer, given, message):
+    with pytest.raises(TypeError, match=message):
+        make_trainer(**given)
 
 
 def steady(log_history):
@@ -311,9 +355,9 @@ def test_the_value_loss_stays_out_of_the_trunk_unless_asked_in(make_trainer):
 
 
 def test_without_corrections_cloning_takes_no_step(make_trainer):
-    class SilentCorrector:
+    class SilentCorrector(Corrector):
         def correct(self, requests):
-            return [Correction("failed", reason="timeout") for _ in requests]
+            return [Correction("failed", failure="timeout") for _ in requests]
 
     trainer = make_trainer(corrector=SilentCorrector(), ppo_coef=0.0)
     before = parameters(trainer.trained)
@@ -340,7 +384,7 @@ def test_labels_are_the_corrected_thought_and_never_the_action(make_trainer):
 
 
 def test_right_actions_are_labels_only_where_the_agents_own_is_right(make_trainer):
-    trainer = make_trainer(clone_right_actions=True, clone_right_thoughts=True, total_env_steps=64)
+    trainer = make_trainer(clone_right_actions=True, clone="thoughts", total_env_steps=64)
     trainer.train()
     with_action = [text for text in stored_texts(trainer) if "action" in text]
     without = [text for text in stored_texts(trainer) if "action" not in text]
@@ -352,7 +396,7 @@ def test_right_actions_are_labels_only_where_the_agents_own_is_right(make_traine
 
 
 def test_cloning_the_full_response_takes_the_correctors_action(make_trainer):
-    trainer = make_trainer(clone_full_response=True)
+    trainer = make_trainer(clone="corrected_responses")
     trainer.train()
     for text in stored_texts(trainer):
         response = json.loads(text)
@@ -422,7 +466,7 @@ def test_a_corrector_is_needed_for_cloning(make_trainer):
 
 
 def test_errors_of_a_corrector_surface(make_trainer):
-    class BrokenCorrector:
+    class BrokenCorrector(Corrector):
         def correct(self, requests):
             raise RuntimeError("broken on purpose")
 
@@ -601,7 +645,7 @@ def test_labels_end_before_the_action_where_a_tokenizer_normalises(make_trainer,
     assert "action" not in trainer.policy.spans.text(ids[:labels])
 
 
-class Spelling:
+class Spelling(Corrector):
     """A corrector that answers with a fixed thought."""
 
     def __init__(self, thought):
@@ -633,7 +677,7 @@ def test_a_label_that_no_ids_can_spell_is_thrown_away_and_counted(make_trainer):
 
 
 def test_half_a_character_is_no_label(make_trainer):
-    trainer = make_trainer(clone_right_thoughts=True)
+    trainer = make_trainer(clone="thoughts")
     step = rollout_of(trainer, [0.0]).transitions[0]
     response = trainer.task.format.parse('{"thoughts": "it is \\ud800", "action": "red"}')
     assert response.valid
@@ -854,7 +898,7 @@ def test_logits_that_are_not_finite_end_the_run_with_a_checkpoint(make_trainer, 
 def test_a_stop_is_saved_beside_an_older_run(make_trainer, tmp_path):
     """That there is a checkpoint of this number doesn't mean that it is ours."""
 
-    class Spent:
+    class Spent(Corrector):
         exhausted = False
 
         def correct(self, requests):

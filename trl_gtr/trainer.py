@@ -57,7 +57,7 @@ from .runs.rollout_metrics import (
 from .runs.run_log import RunLog
 from .runs.stopping import RunStopper
 from .runs.trackers import TrackerImages
-from .scripts.arguments import json_options
+from .storage.plain_data import json_options
 from .storage.state_files import ARRAYS, TENSORS
 from .tasks.base import Task
 from .types import Generation, Rollout, Transition
@@ -117,10 +117,10 @@ class GTRTrainer(PPOBridge):
         peft_config: Any = None,
     ) -> None:
         args = args or GTRConfig()
-        self.task, self.eval_task = _check_task(task, corrector, args), eval_task or task
+        self.task, self.eval_task = _check_task(task, corrector, args), Task.ensure(eval_task or task)
         if args.eval_strategy != "no":
             count_episodes(eval_task or self.task, args.eval_episodes)  # raises now, not after the first update
-        self.corrector: Any = corrector
+        self.corrector = corrector
         if not isinstance(model, str | os.PathLike):
             check_trainable(model, peft_config, with_reference=args.kl_coef > 0)
         elif peft_config is not None:
@@ -163,7 +163,7 @@ class GTRTrainer(PPOBridge):
             self.remove_callback(ProgressCallback)
             self.add_callback(GTRProgressCallback)
         self._add_logs()
-        self.reward_scale = args.reward_scale or float(getattr(task, "reward_scale", 1.0))
+        self.reward_scale = args.reward_scale or float(self.task.reward_scale)
         self.processes = Processes(self.accelerator, args.ddp_timeout)
         self.processes.share_weights(self.trained)
         self.buffer = CorrectionBuffer(args.correction_buffer_size, seed=args.seed + self.processes.rank)
@@ -191,7 +191,7 @@ class GTRTrainer(PPOBridge):
             "updater": Part(self.updater, TENSORS, shared=True),
             "counters": Part(self.counters),
         }
-        if hasattr(self.corrector, "state_dict"):
+        if self.corrector is not None:
             parts["corrector"] = Part(self.corrector)
         manifest = describe_run(self.task, self.corrector, adapter, self.args)
         return RunCheckpointer(self.args, self.processes, manifest, parts)
@@ -217,7 +217,7 @@ class GTRTrainer(PPOBridge):
                     self.stopper.raise_if_diverged(self.state.global_step, self.updater)
                 self.stopper.stop_on_signal(self.state.global_step, self.processes.gather(self.signals.received))
         except BaseException:
-            if hasattr(self.corrector, "close"):
+            if self.corrector is not None:
                 self.corrector.close()  # corrections under way come back at once; nobody waits for their threads
             raise
         self._end()
@@ -239,7 +239,7 @@ class GTRTrainer(PPOBridge):
         self.state.compute_steps(args, args.num_updates)
         self.model.train()
         self.control = self.callback_handler.on_train_begin(args, self.state, self.control)
-        if self.processes.sum(bool(getattr(self.corrector, "exhausted", False))):
+        if self.processes.sum(self.corrector is not None and self.corrector.exhausted):
             logger.warning("Nothing is left of the corrector's budget: the run goes no further. Raise its limits.")
             self.control.should_training_stop = True
 
@@ -435,13 +435,12 @@ class GTRTrainer(PPOBridge):
     def _add_logs(self) -> None:
         """Callbacks that write what a report is made of; `on_step_end` hands them rollout and experience."""
         args, model = self.args, self.trained.policy
-        corrector = getattr(self.corrector, "identity", None) or type(self.corrector).__name__
         about = {
             "task": self.task.name,
             "model": getattr(model, "name_or_path", "") or type(model).__name__,
             "parameters": sum(weight.numel() for name, weight in model.named_parameters() if REFERENCE not in name),
             "trainable": sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
-            "corrector": corrector if self.corrector is not None else None,
+            "corrector": None if self.corrector is None else self.corrector.identity,
         }
         self.add_callback(RunLog(args, about))
         if args.episode_log_rate > 0:
@@ -522,8 +521,7 @@ class GTRTrainer(PPOBridge):
         everything = rollout if self.processes.world_size == 1 else _joined(gather(without_images(rollout)))
         metrics |= rollout_diagnostics(everything, self.task)
         if self.corrector is not None:
-            own = self.corrector.metrics() if hasattr(self.corrector, "metrics") else {}
-            metrics |= add_up(gather(with_failures(own, self.counters.failed_corrections)))
+            metrics |= add_up(gather(with_failures(self.corrector.metrics(), self.counters.failed_corrections)))
         slowest = max(gather(sum(seconds[name] for name in seconds if not name.startswith("collect_rank"))))
         return metrics | {
             **({"value/explained_variance": explained} if math.isfinite(explained) else {}),
@@ -550,8 +548,9 @@ def _check_task(task: Task | None, corrector: Corrector | None, args: GTRConfig)
             "Thought cloning needs a `corrector`, e.g. corrector=ExpertCorrector(). For PPO alone set "
             "`thought_cloning_coef=0`."
         )
-    if corrector is not None and hasattr(corrector, "check"):
-        corrector.check(task)
+    task = Task.ensure(task)
+    if corrector is not None:
+        Corrector.ensure(corrector).check(task)
     return task
 
 

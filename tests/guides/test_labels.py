@@ -25,7 +25,6 @@ from trl_gtr.types import Correction, CorrectionRequest
 
 PHRASES = ['{"thoughts": "', '", "action": "', '"}']
 SPELT = '{"thoughts": "an <image> </s>, a <pad> and a <unk>", "action": "stand"}'
-EVERYTHING = {"clone_right_thoughts": True, "clone_right_actions": True, "clone_full_response": False}
 ON_20 = {"Dealer Card": [[10, "K", "H"], [10, "K", "S"]], "Player Card": [[10, "J", "H"], [10, "Q", "S"]]}
 CASES = {
     "blackjack": (ON_20, {"thoughts": "My total is 20 and the dealer shows 10, so I {}."}, "stand", "hit"),
@@ -65,8 +64,8 @@ def toy_policy() -> VLMPolicy:
     return VLMPolicy(*build_toy_model())
 
 
-def maker(policy: VLMPolicy, task: Any, **settings: bool) -> LabelMaker:
-    return LabelMaker(SimpleNamespace(**{**EVERYTHING, **settings}), task, policy)  # type: ignore[arg-type]
+def maker(policy: VLMPolicy, task: Any, clone: str = "thoughts_and_right_actions") -> LabelMaker:
+    return LabelMaker(SimpleNamespace(clone=clone), task, policy)  # type: ignore[arg-type]
 
 
 def step(task: Any, thought: dict[str, Any], action: str, info: Any) -> Any:
@@ -132,9 +131,9 @@ def test_a_label_that_is_unreadable_once_it_is_ids_is_thrown_away() -> None:
     task, policy = make_task("number_line"), VLMPolicy(model, processor)
     for said, flaw in (("up＂", "unreadable"), ("up＂｝ and away", "unreadable"), ("ｕｐ", None)):
         words = {**thought, "thoughts": said}
-        for full in (False, True):
+        for clone in ("thoughts_and_right_actions", "responses"):
             correction = Correction("corrected", thought=words, action=right)
-            label = maker(policy, task, clone_full_response=full).label(step(task, words, right, info), correction)
+            label = maker(policy, task, clone).label(step(task, words, right, info), correction)
             assert label is not None
             assert (label.flaw, label.num_labels > 0) == (flaw, flaw is None)
 

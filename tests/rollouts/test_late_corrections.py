@@ -17,7 +17,7 @@ import pytest
 from chat_server import ChatServer, says, waits_for_hang_up
 from corrector_cases import no_answer, number_line_request
 
-from trl_gtr.correctors import CachedCorrector, ExpertCorrector, OpenAICorrector, failure_kind
+from trl_gtr.correctors import CachedCorrector, Corrector, ExpertCorrector, OpenAICorrector
 from trl_gtr.correctors.background import DaemonPool
 from trl_gtr.correctors.base import failed
 from trl_gtr.rollouts.collector import RolloutCollector
@@ -75,7 +75,7 @@ def number(seen: Any) -> int:
 
 
 def outcomes(rollout: Any) -> list[str]:
-    return [failure_kind(c) or c.verdict for c in rollout.corrections if c is not None]
+    return [c.failure or c.verdict for c in rollout.corrections if c is not None]
 
 
 def own_threads() -> int:
@@ -170,7 +170,7 @@ def test_a_request_that_another_still_waits_for_goes_on(make: Any) -> None:
         eventually(lambda: sum(f.waiting for f in list(corrector._open()._flights.values())) == 2)
         unwanted.cancellation.cancel()
         threads[0].join(20)
-        assert failure_kind(answers["unwanted"]) == LATE
+        assert answers["unwanted"].failure == LATE
         go.set()
         threads[1].join(20)
         assert answers["wanted"].verdict == "corrected"
@@ -181,7 +181,7 @@ def test_nothing_is_sent_for_a_request_that_was_given_up_before(make: Any) -> No
     request = number_line_request(1, 4)
     request.cancellation.cancel()
     with ChatServer(says(no_answer())) as server:
-        assert failure_kind(make(server).correct([request])[0]) == LATE
+        assert make(server).correct([request])[0].failure == LATE
         assert server.seen == []
 
 
@@ -195,7 +195,7 @@ def test_a_late_answer_is_not_kept_in_a_cache(make: Any, tmp_path: Any) -> None:
         server.wait_for(lambda: server.in_flight == 1)
         request.cancellation.cancel()
         thread.join(20)
-        assert failure_kind(answers[0]) == LATE
+        assert answers[0].failure == LATE
         assert cached.correct([replace(request, cancellation=Cancellation())])[0].verdict == "corrected"
 
 
@@ -203,7 +203,7 @@ def test_a_new_request_does_not_join_a_call_that_was_given_up(tmp_path: Any) -> 
     """An earlier rollout's call is given up and not back yet when the next rollout asks the same."""
     asked, go = threading.Event(), threading.Event()
 
-    class Heedful:
+    class Heedful(Corrector):
         identity = "heedful"
 
         def correct(self, requests: Any) -> list[Correction]:
@@ -229,12 +229,12 @@ def test_a_new_request_does_not_join_a_call_that_was_given_up(tmp_path: Any) -> 
     finally:
         go.set()
     first.join(20)
-    assert failure_kind(answers[1]) == LATE
+    assert answers[1].failure == LATE
     assert cached.metrics()["corrector/cache_misses"] == 2
 
 
 def test_what_a_corrector_of_ones_own_hands_in_when_given_up_is_kept() -> None:
-    class HalfDone:
+    class HalfDone(Corrector):
         def correct(self, requests: Any) -> list[Correction]:
             given_up = threading.Event()
             with requests[0].cancellation.calling(given_up.set):
@@ -248,7 +248,7 @@ def test_what_a_corrector_of_ones_own_hands_in_when_given_up_is_kept() -> None:
 def test_a_corrector_that_never_answers_holds_a_bounded_number_of_threads(caplog: pytest.LogCaptureFixture) -> None:
     release = threading.Event()
 
-    class Stuck:
+    class Stuck(Corrector):
         def correct(self, requests: Any) -> list[Correction]:
             release.wait(60)
             return ExpertCorrector().correct(requests)
@@ -286,7 +286,7 @@ def test_an_error_in_the_rollout_gives_up_what_is_under_way(make: Any) -> None:
 def test_the_warning_names_the_concurrency_that_it_takes(caplog: pytest.LogCaptureFixture) -> None:
     """Eight requests at about the same time, of which those that were answered took 2 s each."""
 
-    class Slow:
+    class Slow(Corrector):
         def correct(self, requests: Any) -> list[Correction]:
             return [Correction("right", latency=2.0), *[failed("late") for _ in requests[1:]]]
 
@@ -312,7 +312,7 @@ def test_the_warning_names_a_concurrency_that_can_be_reached(caplog: pytest.LogC
     """All vector steps of a rollout are asked at once; where a bound forbids it no number would help."""
     at_once = threading.Semaphore(0)
 
-    class Waiting:
+    class Waiting(Corrector):
         def correct(self, requests: Any) -> list[Correction]:
             given_up = threading.Event()
             at_once.release()

@@ -154,4 +154,4 @@ def test_a_mistake_is_one_line_with_two_processes(tmp_path: Path) -> None:
     done = fresh("train", *two, "--gamma", "2", cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     errors = [line for line in done.stderr.splitlines() if "error" in line.lower() or "Traceback" in line]
-    assert errors == ["error: `gamma` must lie in [0, 1], got 2.0."]
+    assert errors == ["error: `gamma` must be at least 0 and at most 1, got 2.0."]

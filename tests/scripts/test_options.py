@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from accelerate.commands.launch import launch_command_parser
 
-from trl_gtr.config import REFUSED_FIELDS
+from trl_gtr.config import refused_fields
 from trl_gtr.scripts import options
 from trl_gtr.scripts.arguments import Parser
 from trl_gtr.scripts.train import ARGUMENTS
@@ -40,7 +40,7 @@ def test_our_options_have_a_group_and_a_help() -> None:
     assert len({each.name for each in listed}) == len(listed)
     assert all(each.help for each in listed if not each.group.startswith("options of"))
     own = {name for arguments in ARGUMENTS if arguments.__module__.startswith("trl_gtr") for name in vars(arguments)}
-    own &= set(declared()) - set(REFUSED_FIELDS)
+    own &= set(declared()) - set(refused_fields())
     assert own <= {each.name for each in listed}
 
 
@@ -48,8 +48,8 @@ def test_all_options_but_the_refused_ones_are_on_the_second_level() -> None:
     from trl_gtr.scripts.launch import help_options
 
     listed = {each.name for each in help_options("points24", full=True) if not each.group.startswith("options of")}
-    assert listed == set(declared()) - set(REFUSED_FIELDS)
-    assert options.refused_options() == set(REFUSED_FIELDS)
+    assert listed == set(declared()) - set(refused_fields())
+    assert options.refused_options() == set(refused_fields())
 
 
 def test_options_of_the_launcher() -> None:

@@ -176,18 +176,17 @@ def _check_against_itself(response: Response, action: str | None, request: Corre
     if contradicts(task, response.fields, action, request.info):
         concluded = task.format.conclusion(response.fields)
         raise AnswerProblem(f"the thought concludes {concluded!r}, but the action is {action!r}")
-    believed_info = getattr(task, "believed_info", None)
-    if believed_info is None:
-        return None
     try:
-        believed = believed_info(response.fields, request.public_state)
+        believed = task.believed_info(response.fields, request.public_state)
     except ValueError as error:
         raise AnswerProblem(f"the thought's own reading can't be: {error}") from None
+    if believed is None:
+        return None
     parts = judge_parts(response, action, believed, request)
     wrong = [part for part, true in parts.items() if not true]
     if wrong:
         raise AnswerProblem(f"by its own reading of the picture the thought is wrong in: {', '.join(wrong)}")
-    return task.target(response, believed) if hasattr(task, "target") else None
+    return task.target(response, believed)
 
 
 def _bare(formula: str) -> str:

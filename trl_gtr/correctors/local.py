@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..types import Correction, CorrectionRequest, Generation, Usage
-from .base import failed, failure_kind
+from .base import Corrector, failed
 from .openai.chat import Reply
 from .openai.conversation import Conversation
 from .questions import VERSION
@@ -24,7 +24,7 @@ from .questions import VERSION
 logger = logging.getLogger(__name__)
 
 
-class LocalCorrector:
+class LocalCorrector(Corrector):
     """Any Hugging Face vision-language model, asked in batches with the same questions and checks as over HTTP.
 
     One batch runs at a time, beside the policy; a GPU of its own is best. Above temperature 0 answers are drawn with
@@ -85,10 +85,6 @@ class LocalCorrector:
 
     def __repr__(self) -> str:
         return f"LocalCorrector({self.identity})"
-
-    def check(self, task: Any) -> None:
-        if getattr(task, "rubric", None) is None:
-            raise ValueError(f"task {getattr(task, 'name', task)!r} has no rubric, so nobody knows what to ask")
 
     def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
         corrections: list[Correction] = []
@@ -155,7 +151,7 @@ class LocalCorrector:
     def _count(self, answers: Sequence[Correction], usages: Sequence[Usage]) -> None:
         self._counts["calls"] += sum(usage.calls for usage in usages)
         self._counts["tokens"] += sum(usage.completion_tokens for usage in usages)
-        self._counts.update(f"failed_{kind}" for kind in map(failure_kind, answers) if kind is not None)
+        self._counts.update(f"failed_{answer.failure}" for answer in answers if answer.failure is not None)
 
     def metrics(self) -> dict[str, float]:
         """Totals of this process since the run began, resumed parts included."""

@@ -135,7 +135,7 @@ class PPOBridge(PPOBase):
             with self._policy_as_model():
                 # Past TRL's own version, which looks for the policy on the wrapper and misses it under DDP.
                 Trainer.save_model(self, output_dir, _internal_call)
-        if self.args.should_save:
+        if self.args.should_save and value_head is not None:
             weights.save_value_head(output_dir, value_head)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
@@ -172,7 +172,8 @@ class PPOBridge(PPOBase):
             deepspeed_load_checkpoint(self.model_wrapped, checkpoint, load_module_strict=not self.is_peft_model)
         else:
             weights.load_policy_weights(checkpoint, self.trained.policy)
-            weights.load_value_head(checkpoint, self.trained.value_head)
+            if self.trained.value_head is not None:
+                weights.load_value_head(checkpoint, self.trained.value_head)
         self._load_optimizer_and_scheduler(checkpoint)
         self._load_scaler(checkpoint)
         if isinstance(self.lr_scheduler, LambdaLR):

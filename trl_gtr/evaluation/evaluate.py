@@ -23,7 +23,7 @@ import numpy as np
 from ..config import episode_count
 from ..rollouts.collector import SkippableStep, illegal_reward, in_processes, make_env, step_limit
 from ..rollouts.workers import WorkerEnv, WorkerLost, WorkerRefused
-from ..tasks.base import ListsStarts, Task
+from ..tasks.base import Task, is_true_thought
 from ..types import Response, Transition
 from .agents import Agent
 
@@ -64,6 +64,8 @@ class EpisodeResult:
     length: int
     valid_steps: int
     legal_steps: int
+    judged_steps: int
+    """Steps of which the task's `judge` knows whether the thought is true; 0 for a task without one."""
     true_steps: int
     extra: Mapping[str, float] = field(default_factory=dict)
     """What the task's own `metrics` says."""
@@ -102,6 +104,7 @@ class EvaluationReport:
     def metrics(self) -> dict[str, float]:
         steps = sum(e.length for e in self.episodes)
         solvable = self.success_solvable
+        judged = sum(e.judged_steps for e in self.episodes)
         return {
             **_with_interval("success", self.success),
             # Left out where no deal could be won: there is no share of nothing.
@@ -110,7 +113,7 @@ class EvaluationReport:
             "length": steps / len(self.episodes),
             "valid": sum(e.valid_steps for e in self.episodes) / steps,
             "legal": sum(e.legal_steps for e in self.episodes) / steps,
-            "true_thoughts": sum(e.true_steps for e in self.episodes) / steps,
+            **({"true_thoughts": sum(e.true_steps for e in self.episodes) / judged} if judged else {}),
             "episodes": float(len(self.episodes)),
             **self.extra(),
         }
@@ -145,17 +148,13 @@ def count_episodes(task: Task, episodes: int | str | None) -> int:
     count = episode_count(episodes, "The number of episodes")
     if count != "all":
         return count
-    starts = _starts(task)
+    starts = task.starts()
     if starts is None:
         raise ValueError(
             f"Task {task.name!r} deals at random, so there is no end to its deals: say how many episodes. ('all' is "
             "for ALFWorld's games, and for Points24 with a set of hands: pool, unseen or solvable.)"
         )
     return len(starts)
-
-
-def _starts(task: Task) -> Sequence[Mapping[str, Any]] | None:
-    return task.starts() if isinstance(task, ListsStarts) else None
 
 
 def _options(starts: Sequence[Mapping[str, Any]] | None, seed: int, index: int) -> dict[str, Any] | None:
@@ -188,11 +187,12 @@ def evaluate_agent(
         invalid_action: As in `GTRConfig`: a response that names no legal action plays a random one, or costs a step.
         stopped: Asked between steps; `True` ends the evaluation, and episodes that aren't over don't count.
     """
+    task = Task.ensure(task)
     if isinstance(episodes, (int, str)):
         episodes = range(count_episodes(task, episodes))
     if num_envs < 1:
         raise ValueError("An evaluation needs at least one environment.")
-    numbers, starts = list(episodes), _starts(task)
+    numbers, starts = list(episodes), task.starts()
     waiting = list(reversed(numbers))
     playing: list[_Episode] = []
     results: list[EpisodeResult] = []
@@ -279,7 +279,7 @@ class _Episode:
         self.limit = step_limit(self.env)
         self.solvable = self.task.solvable(self.info)
         self.transitions: list[Transition] = []
-        self.true_steps = 0
+        self.judged_steps = self.true_steps = 0
         self.ended = False
 
     def step(self, prompt: str, text: str) -> None:
@@ -300,8 +300,9 @@ class _Episode:
         response, info = self.task.format.parse(text), self.info
         action = self.task.to_env_action(response, info) if response.valid else None
         legal = action is not None
-        judged = self.task.judge(response, info)
-        self.true_steps += response.valid and bool(judged) and all(judged.values())
+        true = is_true_thought(self.task.judge(response, info))
+        self.judged_steps += true is not None
+        self.true_steps += response.valid and true is True
         if action is None:
             action = SkippableStep.skip(self.env.action_space) if self.penalize else self._random_action(response)
         self.observation, reward, terminated, truncated, self.info = self.env.step(action)
@@ -339,10 +340,9 @@ class _Episode:
             length=len(self.transitions),
             valid_steps=sum(t.response.valid for t in self.transitions),
             legal_steps=sum(t.legal for t in self.transitions),
+            judged_steps=self.judged_steps,
             true_steps=self.true_steps,
-            extra=dict(self.task.metrics(self.transitions)) if hasattr(self.task, "metrics") else {},
-            difficulty=self.task.difficulty(self.transitions[0].info) if hasattr(self.task, "difficulty") else None,
-            start=dict(self.task.describe_start(self.transitions[0].info))
-            if isinstance(self.task, ListsStarts)
-            else {},
+            extra=dict(self.task.metrics(self.transitions)),
+            difficulty=self.task.difficulty(self.transitions[0].info),
+            start=dict(self.task.describe_start(self.transitions[0].info)),
         )

@@ -28,7 +28,8 @@ def report_table(reports: Mapping[str, EvaluationReport], title: str) -> Table:
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for name, m in metrics.items():
         solvable = [f"{m['success_solvable']:.3f}" if "success_solvable" in m else "-"] if differs else []
-        means = (f"{m['return']:+.2f}", f"{m['length']:.1f}", f"{m['valid']:.3f}", f"{m['true_thoughts']:.3f}")
+        true = f"{m['true_thoughts']:.3f}" if "true_thoughts" in m else "unknown"
+        means = (f"{m['return']:+.2f}", f"{m['length']:.1f}", f"{m['valid']:.3f}", true)
         table.add_row(Text(printable(name)), str(reports[name].success), *solvable, *means)
     return table
 

@@ -38,7 +38,7 @@ class LabelMaker:
     """Writes the response that a correction calls for, as ids.
 
     Args:
-        args: Says what is cloned: `clone_right_thoughts`, `clone_right_actions`, `clone_full_response`.
+        args: Its `clone` says what is cloned.
         task: What is played.
         policy: Whose ids they are.
     """
@@ -54,7 +54,7 @@ class LabelMaker:
         """
         if correction.verdict == "corrected" and correction.thought is not None:
             thought = correction.thought
-        elif correction.verdict == "right" and self.args.clone_right_thoughts:
+        elif correction.verdict == "right" and self.args.clone not in ("corrected_thoughts", "corrected_responses"):
             thought = step.response.fields
         else:
             return None
@@ -84,9 +84,9 @@ class LabelMaker:
         """`end`: where the thought ends."""
         if not action:
             return Label(ids[:end], end)
-        full = self.args.clone_full_response and correction.action is not None
-        with_action = full or (self.args.clone_right_actions and step.response.action == correction.action)
-        return Label(ids, len(ids) if with_action else end)
+        full = self.args.clone in ("corrected_responses", "responses") and correction.action is not None
+        right = self.args.clone == "thoughts_and_right_actions" and step.response.action == correction.action
+        return Label(ids, len(ids) if full or right else end)
 
 
 def _thrown_away(flaw: Flaw) -> Label:

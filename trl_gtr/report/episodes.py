@@ -174,7 +174,7 @@ class EpisodeData:
             "legal": row["legal"],
             "error": row["error"],
             "verdict": row["verdict"],
-            "reason": _cut(row["reason"] or "", 500) or None,
+            "reason": _cut(": ".join(filter(None, (row["failure"], row["reason"]))), 500) or None,
             "judged": [[entry["part"], entry["right"]] for entry in row["judgement"] or []],
             "tokens": [_cut(token, 200) for token in tokens[:MOST_TOKENS]],
             "moreTokens": max(0, len(tokens) - MOST_TOKENS),

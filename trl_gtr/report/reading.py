@@ -29,7 +29,7 @@ MAX_VALUE = 1e30
 _WHERE = ("update", "env_index", "episode", "step")
 _TEXTS = (
     "prompt", "thought", "thought_text", "action", "error",
-    "verdict", "corrected_thought", "corrected_action", "reason",
+    "verdict", "corrected_thought", "corrected_action", "failure", "reason",
 )  # fmt: skip
 _FLAGS = ("valid", "legal", "success", "ended")
 _NUMBERS = ("reward", "value", "advantage", "action_start")
@@ -114,6 +114,8 @@ class RunFiles:
         try:
             with path.open("rb") as file:
                 table = pq.ParquetFile(file).read()
+            if "failure" not in table.column_names:  # runs of version 0.1 have the kind in `reason`
+                table = table.append_column("failure", pa.nulls(len(table), pa.string()))
             missing = set(COLUMNS) - set(table.column_names)
             if missing:
                 raise ValueError(f"no column {', '.join(sorted(missing))}")

@@ -21,7 +21,7 @@ import numpy as np
 
 from ..correctors.background import DaemonPool
 from ..correctors.base import Corrector
-from ..tasks.base import FinesIllegalActions, Task
+from ..tasks.base import Task
 from ..types import Cancellation, CorrectionRequest, Generation, Response, Rollout, Transition
 from .pending_corrections import PendingCorrections
 from .replay import LocalVectorEnv
@@ -111,9 +111,8 @@ class RolloutCollector:
         """
         if self._rewound is not None:
             self.load_state_dict(self._rewound)
-        reopen = getattr(self.corrector, "reopen", None)
-        if reopen is not None:
-            reopen()  # an earlier run may have been interrupted
+        if self.corrector is not None:
+            self.corrector.reopen()  # an earlier run may have been interrupted
         if self.correction_workers is None:
             self.pool.workers = min(max(steps, MIN_CORRECTION_WORKERS), MAX_CORRECTION_WORKERS)
         pending = PendingCorrections(self.corrector, self.pool, len(self.images))
@@ -152,7 +151,7 @@ class RolloutCollector:
         if shortfall is not None and shortfall.concurrency > self._concurrency_named:  # not once an update
             self._concurrency_named = shortfall.concurrency
             logger.warning("%s", shortfall)
-        if stop_reason is None and getattr(self.corrector, "exhausted", False):
+        if stop_reason is None and self.corrector is not None and self.corrector.exhausted:
             stop_reason = "the corrector's budget is spent"
         return Rollout(
             transitions,
@@ -312,7 +311,7 @@ class RolloutCollector:
 
 def in_processes(task: Task) -> bool:
     """Does the task want each of its environments in a process of its own?"""
-    return getattr(task, "vectorization", "sync") == "processes"
+    return task.vectorization == "processes"
 
 
 def illegal_reward(task: Task, penalize: bool) -> float:
@@ -320,7 +319,7 @@ def illegal_reward(task: Task, penalize: bool) -> float:
 
     Nothing where such a step is skipped: the skip has its own price.
     """
-    return task.illegal_reward if isinstance(task, FinesIllegalActions) and not penalize else 0.0
+    return 0.0 if penalize else task.illegal_reward
 
 
 def make_env(task: Task, penalize: bool, evaluation: bool = False) -> gym.Env:
@@ -333,8 +332,7 @@ def make_vector_env(
 ) -> LocalVectorEnv | WorkerVectorEnv:
     make = partial(make_env, task, penalize)
     if in_processes(task):
-        options = getattr(task, "worker_options", {})
-        return WorkerVectorEnv(make, num_envs, pickle_environments=pickle_environments, **options)
+        return WorkerVectorEnv(make, num_envs, pickle_environments=pickle_environments, **task.worker_options)
     return LocalVectorEnv(make, num_envs, pickle_environments=pickle_environments)
 
 

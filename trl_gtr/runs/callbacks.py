@@ -40,6 +40,7 @@ class ThoughtCollapseCallback(TrainerCallback, ExportableState):
 
     Args:
         max_identical: Bound of `thoughts/identical_untrue`. (True ones may repeat: other suits, the same thought.)
+            Where the task has no judge, of `thoughts/identical_across_states`.
         max_top: Bound of `thoughts/top_share`.
         min_distinct: Smallest share of the first log's `thoughts/distinct_4`.
         patience: Logs in a row before the alarm.
@@ -88,9 +89,12 @@ class ThoughtCollapseCallback(TrainerCallback, ExportableState):
         if self.first_distinct is None:
             self.first_distinct = distinct
         found = []
-        identical = logs.get("thoughts/identical_untrue", logs["thoughts/identical_across_states"])
+        # Where nobody knows what is true, every thought that is repeated counts.
+        untrue = logs.get("thoughts/identical_untrue")
+        identical = logs["thoughts/identical_across_states"] if untrue is None else untrue
         if identical > self.max_identical:
-            found.append(f"{identical:.0%} of thoughts are untrue and said in other states too")
+            what = "said" if untrue is None else "untrue and said"
+            found.append(f"{identical:.0%} of thoughts are {what} in other states too")
         if logs["thoughts/top_share"] > self.max_top:
             found.append(f"one thought makes {logs['thoughts/top_share']:.0%} of all")
         if distinct < self.min_distinct * self.first_distinct:

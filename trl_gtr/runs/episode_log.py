@@ -48,6 +48,7 @@ SCHEMA = Features(
         "verdict": Value("string"),
         "corrected_thought": Value("string"),
         "corrected_action": Value("string"),
+        "failure": Value("string"),
         "reason": Value("string"),
         "judgement": List({"part": Value("string"), "right": Value("bool")}),
         "reward": Value("float32"),
@@ -147,6 +148,7 @@ class EpisodeLog(TrainerCallback):
             "verdict": correction.verdict if correction else None,
             "corrected_thought": None if corrected is None else self.task.format.render_thought(corrected),
             "corrected_action": correction.action if correction else None,
+            "failure": correction.failure if correction else None,
             "reason": correction.reason if correction else None,
             "judgement": [
                 {"part": part, "right": right} for part, right in self.task.judge(response, step.info).items()

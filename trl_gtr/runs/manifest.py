@@ -19,7 +19,7 @@ from typing import Any
 from transformers.trainer_utils import get_last_checkpoint
 
 from ..config import GTRConfig
-from ..correctors.base import Corrector, identity_of
+from ..correctors.base import Corrector
 from ..policy.loading import SAVED_BASE
 from ..storage.files import written_whole
 from ..tasks.base import Task
@@ -163,7 +163,7 @@ def describe_run(task: Task, corrector: Corrector | None, adapter: Mapping[str, 
         task=task.name,
         task_options={name: value for name, value in _plain(vars(task)).items() if name[0] != "_"},
         settings={
-            "corrector": None if corrector is None else identity_of(corrector),
+            "corrector": None if corrector is None else corrector.identity,
             **{f"adapter.{name}": value for name, value in lora.items()},
             **args.resume_settings(),
         },

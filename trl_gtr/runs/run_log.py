@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from ..config import REFUSED_FIELDS, GTRConfig
+from ..config import GTRConfig, refused_fields
 from ..storage.files import writing_log, written_whole
 from .manifest import package_versions
 
@@ -42,12 +42,13 @@ class RunLog(TrainerCallback):
         self.folder, self.about = Path(args.output_dir), about
         self.warnings = _WarningList()
         self.began = False
+        self.card: dict[str, Any] = {}
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
         self.warnings.listen()
-        self.state, self.began = state, True
+        self.began = True
         self.card = run_card(args) | self.about
         earlier = self.folder / CARD_FILE
         if state.global_step and earlier.is_file():
@@ -113,7 +114,7 @@ def run_card(args: GTRConfig) -> dict[str, Any]:
 
 def _is_set(name: str, value: Any, defaults: dict[str, Any]) -> bool:
     """Whether somebody chose this value; not what the arguments work out by themselves or hide."""
-    if name not in defaults or name in (*REFUSED_FIELDS, "accelerator_config") or name.endswith("_token"):
+    if name not in defaults or name in (*refused_fields(), "accelerator_config") or name.endswith("_token"):
         return False
     return value != defaults[name] and bool(value or defaults[name])
 

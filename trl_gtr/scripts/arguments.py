@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from trl import TrlParser
 
 from ..tasks import Task, make_task, task_options
 from .options import Option
-from .settings import command_line, find_own_modules, task_of, value_of, with_task_options
+from .settings import command_line, find_own_modules, task_of, task_options_of, value_of, with_task_options
 from .usage import check_names, format_help, options_of_task
 
 
@@ -31,7 +30,7 @@ class TaskArguments:
 
     def make_task(self, **more: Any) -> Task:
         """The task; `more` options go over those that are given."""
-        return make_task(self.task, **json_options(self.task_options) | more)
+        return make_task(self.task, **task_options_of(self.task_options) | more)
 
 
 class Parser(TrlParser):
@@ -109,16 +108,3 @@ def parse_arguments(
     else:
         check_names(words, parser.names)
     return parser.parse_args_and_config(words)
-
-
-def json_options(
-    given: dict[str, Any] | str | None, name: str = "task_options", example: str = '{"history": 4}'
-) -> dict[str, Any]:
-    """Options of the field `name`, from a YAML file or, as JSON, from the command line."""
-    try:
-        options = json.loads(given) if isinstance(given, str) else given or {}
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{name} is no JSON object ({error}): write e.g. '{example}'.") from error
-    if not isinstance(options, dict):
-        raise ValueError(f"{name} must name options, as in {example}, not {options!r}.")
-    return options

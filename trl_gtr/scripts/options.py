@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..distributed.field_rules import INHERITED
+
 # package, file and class
 _TRAINING = ("transformers", "training_args.py", "TrainingArguments")
 _BASE = ("trl", "trainer/base_config.py", "_BaseConfig")
@@ -95,18 +97,9 @@ def launcher_options() -> dict[str, bool]:
     return found | {"accelerate_config": True}
 
 
-@cache
-def refused_options() -> frozenset[str]:
+def refused_options() -> set[str]:
     """Inherited options that `GTRConfig` refuses, so that no help need list them."""
-    for node in _tree("trl_gtr", "config.py").body:
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        if any(isinstance(each, ast.Name) and each.id == "REFUSED_FIELDS" for each in targets):
-            assert isinstance(node, ast.Assign | ast.AnnAssign)
-            assert isinstance(node.value, ast.Dict)
-            return frozenset(ast.literal_eval(key) for key in node.value.keys if key is not None)
-    raise UnknownSource("config.py has no REFUSED_FIELDS")
+    return {name for name, rule in INHERITED.items() if rule.instead is not None}
 
 
 def _path(package: str, file: str) -> Path:

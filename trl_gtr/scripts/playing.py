@@ -16,9 +16,8 @@ from ..policy.loading import load_policy
 from ..policy.scoring import VLMPolicy
 from ..runs.manifest import saved_task
 from ..tasks import Task
-from .arguments import json_options
 from .evaluate import Arguments
-from .settings import default_config, read_yaml
+from .settings import default_config, read_yaml, task_options_of
 from .usage import one_line_errors
 
 
@@ -52,7 +51,7 @@ def play(args: Arguments) -> None:
     """Every agent plays the same deals; the results go to the terminal and, if asked for, to a file."""
     with one_line_errors():
         episode_count(args.episodes, "--episodes")
-        options = json_options(args.task_options)
+        options = task_options_of(args.task_options)
         task = args.make_task()
         task.make_env(evaluation=True).close()  # what it lacks fails now
         episodes = count_episodes(task, args.episodes)
@@ -65,7 +64,7 @@ def play(args: Arguments) -> None:
     console = Console()
     played = ", ".join([args.task, *(f"{name}: {value}" for name, value in options.items())])
     console.print(report_table(reports, f"{played}, {episodes} episodes each"))
-    if hasattr(task, "difficulty"):
+    if any(report.by_difficulty() for report in reports.values()):
         console.print(difficulty_table(reports, "success by kind of deal"))
     if args.output:
         written = {name: report.to_json() for name, report in reports.items()}

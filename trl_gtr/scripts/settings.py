@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from ..storage.plain_data import json_options
 from ..tasks import task_options
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -125,14 +126,14 @@ def with_task_options(words: Sequence[str], task: str, taken: Container[str]) ->
     options: dict[str, Any] = {}
     for given in given_options(words):
         if given.name == "task_options":
-            options = _json_object(" ".join(given.values)) | options
+            options = task_options_of(" ".join(given.values)) | options
         elif given.name in declared and given.name not in taken:
             options[given.name] = _plain_value(given.values)
         else:
             rest += given.words
     if not options:
         return rest
-    return [*rest, "--task_options", json.dumps((file.get("task_options") or {}) | options)]
+    return [*rest, "--task_options", json.dumps(task_options_of(file.get("task_options")) | options)]
 
 
 def _plain_value(words: Sequence[str]) -> Any:
@@ -144,11 +145,6 @@ def _plain_value(words: Sequence[str]) -> Any:
     return True if not values else values[0] if len(values) == 1 else values
 
 
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        options = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"task_options is not valid JSON ({error}): write e.g. '{{\"cut\": false}}'.") from error
-    if not isinstance(options, dict):
-        raise ValueError(f'task_options must name options, as in {{"cut": false}}, not {options!r}.')
-    return options
+def task_options_of(given: dict[str, Any] | str | None) -> dict[str, Any]:
+    """Options of a task, from a YAML file or, as JSON, from the command line."""
+    return json_options(given, "task_options", '{"cut": false}')

@@ -18,7 +18,7 @@ from rich.console import Console
 from transformers.integrations import is_tensorboard_available
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from ..config import MODEL_INIT_KWARGS, REFUSED_FIELDS, GTRConfig
+from ..config import MODEL_INIT_KWARGS, GTRConfig, refused_fields
 from ..correctors import CorrectorArguments, make_corrector
 from ..evaluation.evaluate import EvaluationReport, count_episodes
 from ..evaluation.tables import report_table
@@ -27,10 +27,11 @@ from ..report import write_report
 from ..responses.safe_text import printable
 from ..runs import output_folder
 from ..runs.manifest import Manifest, find_checkpoint
+from ..storage.plain_data import json_options
 from ..tasks import Task
 from ..trainer import GTRTrainer
-from .arguments import TaskArguments, json_options, parse_arguments
-from .settings import command_line, with_defaults
+from .arguments import TaskArguments, parse_arguments
+from .settings import command_line, task_options_of, with_defaults
 from .usage import one_line_errors
 
 logger = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ def parse(
         default_config=default_config,
         description=description,
         defaults={"report_to": "tensorboard" if is_tensorboard_available() else "none"},
-        hidden=REFUSED_FIELDS,
+        hidden=refused_fields(),
     )
     if script.torch_threads:
         torch.set_num_threads(script.torch_threads)
@@ -110,7 +111,7 @@ def make_tasks(script: ScriptArguments) -> tuple[Task, dict[str, Task]]:
     """The task to train on, and those to evaluate on, by their names."""
     task = script.make_task()
     variants = json_options(script.eval_tasks, "eval_tasks", '{"seen": {"hands": "pool"}}')
-    evaluations = {name: script.make_task(**json_options(options)) for name, options in variants.items()}
+    evaluations = {name: script.make_task(**task_options_of(options)) for name, options in variants.items()}
     evaluations = evaluations or {task.name: task}
     for each in evaluations.values():
         each.make_env(evaluation=True).close()  # what it lacks fails now, before a model is loaded

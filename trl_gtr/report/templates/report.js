@@ -171,10 +171,12 @@ class Pane {
   }
 
   timelineButton(step, i) {
-    const right = step.judged.length ? step.judged.every(([, ok]) => ok) : step.legal;
-    const button = make("button", right && step.legal ? "right" : "wrong", String(step.n + 1));
+    const known = step.judged.length > 0;
+    const right = step.judged.every(([, ok]) => ok);
+    const truth = known ? (right ? "true thought" : "untrue thought") : "thought not judged";
+    const button = make("button", !right || !step.legal ? "wrong" : known ? "right" : "", String(step.n + 1));
     button.type = "button";
-    button.setAttribute("aria-label", `Step ${step.n + 1}, ${right ? "true thought" : "untrue thought"}`);
+    button.setAttribute("aria-label", `Step ${step.n + 1}, ${truth}`);
     if (i === this.step) button.setAttribute("aria-current", "step");
     button.addEventListener("click", () => { this.step = i; this.show(); this.root.focus({ preventScroll: true }); });
     const item = make("li");

@@ -18,7 +18,7 @@ from ...environments.alfworld.games import find_games
 from ...responses.action_text import from_thoughts
 from ...responses.format import ThoughtFormat
 from ...types import Response, Transition
-from ..base import Tool, contradicts
+from ..base import Task, contradicts
 from .prompt import DRAWN_HAND, FIELDS, PROMPT, RUBRIC, list_commands, told, write_thought
 from .words import objects_right, read_command, read_subgoal, subgoal_right
 
@@ -77,7 +77,7 @@ def _cut(result: _Result, why: str) -> _Result:
     return observation, CUT if reward == 0 else reward, False, True, {**info, "cut": why, "bootstrap": False}
 
 
-class ALFWorldTask:
+class ALFWorldTask(Task):
     """The task around `trl_gtr/ALFWorld-v0`. Stateless.
 
     Args:
@@ -103,7 +103,6 @@ class ALFWorldTask:
 
     name = "alfworld"
     rubric = RUBRIC
-    tools: Sequence[Tool] = ()
     reading_parts = ("objects",)
     reward_scale = 1 / 50
     """A win is worth 50; the value head and the format reward live on a scale of 1."""

@@ -17,7 +17,7 @@ from ... import environments  # noqa: F401  registers the games
 from ...responses.action_text import from_thoughts, match_action, plain_signs
 from ...responses.format import Field, ThoughtFormat
 from ...types import Response, Transition
-from ..base import Tool
+from ..base import Task
 from ..wrappers import HandPool, PointsEnds
 from .hands import named_hands
 from .rubric import rubric, solver_tool
@@ -36,7 +36,7 @@ Formula so far: "{formula}"
 EZPOINTS = PointsRules(cards=2, target=12, operators="+*", parentheses=False, max_elements=5)
 
 
-class PointsTask:
+class PointsTask(Task):
     """The task around `gym_cards/Points24-v0` or `gym_cards/EZPoints-v0`. Stateless."""
 
     reading_parts = ("cards",)
@@ -64,7 +64,7 @@ class PointsTask:
             conclusion=partial(from_thoughts, next_symbol),
         )
         self.rubric = rubric(rules)
-        self.tools: Sequence[Tool] = (solver_tool(rules),) if rules.parentheses else ()
+        self.tools = (solver_tool(rules),) if rules.parentheses else ()
         self._prompt = PROMPT.format(
             game=game,
             cards=("two", "three", "four")[rules.cards - 2],
