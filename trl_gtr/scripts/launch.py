@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..tasks import task_options
-from .options import Option, launcher_options, refused_options, train_options
+from .options import Option, launcher_options, train_options
 from .settings import command_line, find_own_modules, given_options, settings_of, task_of, value_of, with_defaults
 from .usage import check_names, format_help, one_line_errors, options_of_task
 
@@ -112,7 +112,7 @@ def check_words(
 
 def help_options(task: str, full: bool) -> list[Option]:
     """What `--help` lists: our fields with the task's own and a few inherited ones; with `full` all that there are."""
-    known = train_options()
+    known = {name: each for name, each in train_options().items() if not each.refused}
     ours = [each for each in known.values() if each.group in _GROUPS or each.name in _PLACED]
     if not full:
         ours = [each for each in ours if each.group != "model" or each.name in _MODEL]
@@ -121,7 +121,7 @@ def help_options(task: str, full: bool) -> list[Option]:
     listed = sorted([*grouped, *options_of_task(task)], key=lambda each: order.index(each.group))
     if not full:
         return listed
-    hidden = refused_options() | {each.name for each in listed}
+    hidden = {each.name for each in listed}
     return [
         *listed,
         *(replace(each, group="TRL and transformers") for each in known.values() if each.name not in hidden),

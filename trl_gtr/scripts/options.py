@@ -40,6 +40,8 @@ class Option:
     """Its value, or its source where it isn't a plain value."""
     help: str
     group: str
+    refused: bool = False
+    """An error names what to set instead, so that no help need list it."""
 
 
 class UnknownSource(Exception):
@@ -97,11 +99,6 @@ def launcher_options() -> dict[str, bool]:
     return found | {"accelerate_config": True}
 
 
-def refused_options() -> set[str]:
-    """Inherited options that `GTRConfig` refuses, so that no help need list them."""
-    return {name for name, rule in INHERITED.items() if rule.instead is not None}
-
-
 def _path(package: str, file: str) -> Path:
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
@@ -126,7 +123,7 @@ def _fields(package: str, file: str, class_name: str, group: str) -> dict[str, O
     for node, heading in _with_headings(declared, lines, group):
         if isinstance(node.target, ast.Name) and not node.target.id.startswith("_"):
             default, help_text = _default_and_help(node.value)
-            options[node.target.id] = Option(node.target.id, default, help_text, heading)
+            options[node.target.id] = Option(node.target.id, default, help_text, heading, _refused(node))
     return options
 
 
@@ -158,6 +155,15 @@ def _default_and_help(value: ast.expr | None) -> tuple[Any, str]:
         texts += [text for key, text in pairs if isinstance(key, ast.Constant) and key.value == "help"]
     help_text = next((text for text in texts if text is not None), None)
     return _plain(default), str(_plain(help_text) or "")
+
+
+def _refused(node: ast.AnnAssign) -> bool:
+    """Whether a field says what to set instead, or an inherited one has such a rule."""
+    assert isinstance(node.target, ast.Name)
+    if isinstance(node.value, ast.Call) and any(each.arg == "instead" for each in node.value.keywords):
+        return True
+    rule = INHERITED.get(node.target.id)
+    return rule is not None and rule.instead is not None
 
 
 def _plain(value: ast.expr | None) -> Any:
