@@ -116,7 +116,8 @@ def test_a_task_of_ones_own_through_the_command(tmp_path: Path) -> None:
     rounding = "total_env_steps = 20 is rounded up to 32: 2 updates of num_envs × rollout_steps = 4 × 4 steps."
     assert shown.splitlines().count(rounding) == 1
     assert saved_task(tmp_path / "agent") == "mine"
-    assert "mine" in command("evaluate", *own, "--agents", "agent", "expert", "--episodes", "2", cwd=tmp_path)
+    shown = command("evaluate", *own, "--agents", "agent", "expert", "--episodes", "2", cwd=tmp_path)
+    assert "my_tasks:Mine, level: 3, 2 episodes each" in shown
 
 
 def test_gym_cards_without_a_corrector_asks_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
