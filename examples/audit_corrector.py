@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -17,6 +16,7 @@ from rich.table import Table
 
 from trl_gtr import CorrectionRequest, CorrectorArguments, make_corrector
 from trl_gtr.correctors.audit import grade, report
+from trl_gtr.planning.observations import sample_states
 from trl_gtr.scripts.arguments import TaskArguments, parse_arguments
 from trl_gtr.scripts.usage import one_line_errors
 from trl_gtr.types import Usage
@@ -27,20 +27,6 @@ class AuditArguments(TaskArguments):
     states: int = field(default=50, metadata={"help": "How many thoughts the corrector is asked about."})
     env_steps: int = field(default=15_000, metadata={"help": "Length of the run that the cost is estimated for."})
     seed: int = field(default=0, metadata={"help": "Decides which states are sampled."})
-
-
-def sample_states(task: Any, count: int, seed: int) -> list[CorrectionRequest]:
-    """States along the expert's own episodes, each with its right thought."""
-    env, requests, episode = task.make_env(), [], 0
-    while len(requests) < count:
-        image, info = env.reset(seed=seed * 1_000_003 + episode)
-        episode, ended = episode + 1, False
-        while not ended and len(requests) < count and (response := task.expert(info)) is not None:
-            state = {"image": np.array(image), "public_state": task.public_state(info), "info": dict(info)}
-            requests.append(CorrectionRequest(prompt=task.prompt(image, info), response=response, task=task, **state))
-            image, _, terminated, truncated, info = env.step(task.to_env_action(response, info))
-            ended = terminated or truncated
-    return requests
 
 
 def spoil(requests: list[CorrectionRequest], seed: int) -> list[CorrectionRequest]:

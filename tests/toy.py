@@ -167,7 +167,8 @@ def build_toy_model(seed: int = 0) -> tuple[LlavaForConditionalGeneration, Llava
 
 def teach_format(model: LlavaForConditionalGeneration, processor: LlavaProcessor, steps: int = 60) -> None:
     """Supervised on random answers: the format is learned, and that the colour matters is not."""
-    from trl_gtr.policy.scoring import PolicyWithValue, ValueHead, VLMPolicy
+    from trl_gtr.policy.network import PolicyWithValue, ValueHead
+    from trl_gtr.policy.scoring import VLMPolicy
 
     policy = VLMPolicy(model, processor)
     module = PolicyWithValue(model, ValueHead(model.config.get_text_config().hidden_size, [8]))

@@ -23,7 +23,20 @@ _EXPORTS = {
     "GTRConfig": "config",
     "GTRTrainer": "trainer",
     "PPOTrainer": "distributed.ppo_base",
+    "AdvantageEstimator": "learning.advantages",
+    "Advantages": "learning.advantages",
+    "Guide": "guides.base",
+    "CorrectedThoughts": "guides.corrected",
     "ThoughtCollapseCallback": "runs.callbacks",
+    "Engine": "engines.base",
+    "TransformersEngine": "engines.transformers",
+    "RolloutCollector": "rollouts.collector",
+    "ExpertAgent": "evaluation.agents",
+    "PolicyAgent": "evaluation.agents",
+    "RandomAgent": "evaluation.agents",
+    "ServedAgent": "evaluation.agents",
+    "load_agent": "evaluation.agents",
+    "EvaluationReport": "evaluation.reports",
     "evaluate_agent": "evaluation.evaluate",
     "load_policy": "policy.loading",
     "lora_target_modules": "policy.loading",
@@ -68,10 +81,21 @@ if TYPE_CHECKING:  # "X as X" is how a typed package says that X is public
         make_corrector as make_corrector,
     )
     from .distributed.ppo_base import PPOTrainer as PPOTrainer
+    from .engines.base import Engine as Engine
+    from .engines.transformers import TransformersEngine as TransformersEngine
+    from .evaluation.agents import (
+        ExpertAgent as ExpertAgent,
+        PolicyAgent as PolicyAgent,
+        RandomAgent as RandomAgent,
+        ServedAgent as ServedAgent,
+        load_agent as load_agent,
+    )
     from .evaluation.evaluate import evaluate_agent as evaluate_agent
+    from .evaluation.reports import EvaluationReport as EvaluationReport
     from .policy.loading import load_policy as load_policy, lora_target_modules as lora_target_modules
     from .report import write_report as write_report
     from .responses.format import Field as Field, ThoughtFormat as ThoughtFormat
+    from .rollouts.collector import RolloutCollector as RolloutCollector
     from .runs.callbacks import ThoughtCollapseCallback as ThoughtCollapseCallback
     from .scripts.launch import train as train
     from .tasks import Rubric as Rubric, Task as Task, Tool as Tool, make_task as make_task

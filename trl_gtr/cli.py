@@ -13,6 +13,7 @@ COMMANDS = {
     "train": ("launch", "train an agent with GTR, through accelerate's launcher"),
     "evaluate": ("evaluate", "play a task with agents on the same deals"),
     "report": ("report", "one page of curves, episodes and settings of one run or several"),
+    "plan": ("plan", "memory, time and cost of a run, before it starts"),
     "check": ("check", "versions, extras and what of ALFWorld can run here"),
 }
 

@@ -287,6 +287,10 @@ class GTRConfig(PPOConfig):
         super().__post_init__()
         self._check_values()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the hub's token: `training_args.bin` is this object pickled, and is pushed with the policy."""
+        return self.__dict__ | {"hub_token": None}
+
     @property
     def num_updates(self) -> int:
         """How many updates the run has: `total_env_steps` rounded up to whole rollouts."""

@@ -73,6 +73,8 @@ class Generation:
     """What the ids spell; special tokens spell nothing."""
     hit_length_limit: bool = False
     """No EOS came before `max_completion_length`."""
+    logprobs: np.ndarray | None = None
+    """float32, (tokens,): the sampler's own token log-probs, where the engine has them."""
 
 
 class Cancellation:
@@ -226,7 +228,7 @@ class Transition:
     terminated: bool
     truncated: bool
     bootstrap: bool
-    """Whether the value of the final observation belongs into this step's target (see `ppo.gae`)."""
+    """Whether the value of the final observation belongs into this step's target (see `advantages.gae`)."""
     legal: bool
     """A valid response that names a legal action; otherwise `invalid_action` decided what happened."""
     info: Mapping[str, Any]
@@ -241,6 +243,8 @@ class Transition:
     """How many episodes its environment had ended before."""
     episode_step: int = 0
     """Position inside the episode."""
+    substitute: str | None = None
+    """The random legal action that was played instead; `None` if the agent's own was, or if the step was skipped."""
 
 
 @dataclass

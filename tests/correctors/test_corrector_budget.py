@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from chat_server import ChatServer, Handler, floods, hangs, raw, redirects, says, status, waits
 from corrector_cases import no_answer, number_line_request, yes_answer
+from function_engine import make_collector
 
 from trl_gtr.correctors import BudgetExhausted, Corrector, ExpertCorrector, OpenAICorrector
 from trl_gtr.correctors.openai.budget import Budget, CallSizes, Limits, price_of, words
-from trl_gtr.rollouts.collector import RolloutCollector
 from trl_gtr.tasks.number_line import NumberLineTask
 from trl_gtr.types import Generation, Usage
 
@@ -378,7 +378,7 @@ def test_rollout_in_which_the_budget_ends_says_so(make: Any) -> None:
     go = threading.Event()
     with ChatServer(waits(go, says(no_answer()))) as server:
         corrector = make(server, max_calls=20)
-        collector = RolloutCollector(NumberLineTask(), generate, corrector, num_envs=8)
+        collector = make_collector(NumberLineTask(), generate, corrector, num_envs=8)
         threading.Timer(0.5, go.set).start()
         rollout = collector.collect(4)
         answers = [answer for answer in rollout.corrections if answer is not None]

@@ -15,22 +15,21 @@ from corrector_cases import CANARY, no_answer, number_line_request, points_answe
 
 from trl_gtr.correctors import LocalCorrector
 from trl_gtr.correctors.local import _own_dice, flatten
+from trl_gtr.engines.base import Engine
 from trl_gtr.types import Cancellation, Generation
 
 WRONG = number_line_request(1, 4, said=(2, 4))
 RIGHT = number_line_request(1, 4)
 
 
-class Script:
-    """Stands for `VLMPolicy.generate`: what to say to each prompt, and what was asked."""
+class Script(Engine):
+    """Stands for the engine: what to say to each prompt, and what was asked."""
 
     def __init__(self, *rounds: list[Any], cut_off: bool = False) -> None:
         self.rounds, self.cut_off = list(rounds), cut_off
         self.asked: list[list[str]] = []
 
-    def generate(
-        self, model: Any, prompts: Sequence[str], images: Sequence[np.ndarray], *, greedy: bool
-    ) -> list[Generation]:
+    def generate(self, prompts: Sequence[str], images: Sequence[np.ndarray], greedy: bool = False) -> list[Generation]:
         assert greedy
         assert len(prompts) == len(images)
         self.asked.append(list(prompts))
@@ -48,7 +47,7 @@ def local(tiny_vlm: Any) -> LocalCorrector:
 
 def scripted(corrector: LocalCorrector, *rounds: list[Any], **options: Any) -> Script:
     script = Script(*rounds, **options)
-    corrector._policy = script  # type: ignore[assignment]
+    corrector._engine = script
     return script
 
 

@@ -27,6 +27,7 @@ import numpy as np
 import pytest
 from chat_server import ChatServer, calls_tool, completion, cuts, drips, floods, hangs, raw, says, status, waits
 from corrector_cases import CANARY, SECRET, no_answer, number_line_request, points_request, yes_answer
+from function_engine import make_collector
 from PIL import Image
 from toy import BareColourTask
 
@@ -35,7 +36,6 @@ from trl_gtr.correctors.background import BackgroundLoop
 from trl_gtr.correctors.base import request_digest
 from trl_gtr.correctors.openai.bounded_http import MAX_ERROR_BODY
 from trl_gtr.correctors.openai.chat import read_reply
-from trl_gtr.rollouts.collector import RolloutCollector
 from trl_gtr.tasks.number_line import NumberLineTask
 from trl_gtr.types import CorrectionRequest, Generation
 
@@ -890,7 +890,7 @@ def test_rollout_over_a_server_full_of_faults(make: Any) -> None:
 
     with ChatServer(by_number) as server:
         corrector = make(server, timeout=3.0, max_retries=0)
-        collector = RolloutCollector(NumberLineTask(), generate, corrector, num_envs=8)
+        collector = make_collector(NumberLineTask(), generate, corrector, num_envs=8)
         started = time.monotonic()
         rollout = collector.collect(4)
         assert time.monotonic() - started < 20

@@ -1,4 +1,4 @@
-"""Evaluations as tables: what a run and `trl-gtr evaluate` show at their end."""
+"""Tables of evaluations: what a run shows at its end."""
 
 import io
 
@@ -49,3 +49,17 @@ def test_the_table_says_what_was_played():
 def test_a_share_of_nothing_is_a_dash():
     task = make_task("points24", hands=[["A", "A", "A", "A"]])
     assert " - " in shown(report_table({"hopeless": evaluate_agent(RandomAgent(), task, 2)}, "a run"))
+
+
+def test_the_table_says_what_was_cut_short():
+    task = make_task("number_line")
+    left = iter([False] * 30)
+    reports = {
+        "whole": evaluate_agent(RandomAgent(), task, 2),
+        "part": evaluate_agent(RandomAgent(), task, 20, num_envs=2, stopped=lambda: next(left, True)),
+        "nothing": evaluate_agent(RandomAgent(), task, 3, stopped=lambda: True),
+    }
+    text = shown(report_table(reports, "a run"))
+    assert f"part was cut short: {len(reports['part'].episodes)} of 20 episodes" in text
+    assert "nothing was cut short: 0 of 3 episodes" in text
+    assert "whole was cut short" not in text

@@ -10,13 +10,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from alfworld_cases import needs_alfworld
+from function_engine import make_collector
 from toy import COLOURS, ColourEnv, ColourTask
 
 from trl_gtr import make_task
 from trl_gtr.correctors import Corrector, ExpertCorrector
 from trl_gtr.evaluation.agents import RandomAgent
 from trl_gtr.evaluation.evaluate import evaluate_agent
-from trl_gtr.rollouts.collector import RolloutCollector, SkippableStep, unpack_infos
+from trl_gtr.rollouts.playing import SkippableStep
+from trl_gtr.rollouts.vector_envs import unpack_infos
 from trl_gtr.types import Correction, Generation
 
 SHORT_ALFWORLD = {"games": "bundled", "max_episode_steps": 8}
@@ -42,7 +44,7 @@ def scripted(task, script=None):
 
 def collector(task=None, script=None, corrector=None, num_envs=3, **kwargs):
     task = task or ColourTask()
-    return RolloutCollector(task, scripted(task, script), corrector, num_envs=num_envs, **kwargs)
+    return make_collector(task, scripted(task, script), corrector, num_envs=num_envs, **kwargs)
 
 
 def test_transitions_come_step_by_step_with_their_own_state():
@@ -105,6 +107,8 @@ def test_unreadable_text_plays_at_random_and_asks_nobody():
     assert not any(t.legal for t in rollout.transitions)
     wins = sum(t.reward > 0 for t in rollout.transitions)
     assert 25 <= wins <= 80  # a quarter of 200, within five standard deviations
+    # what was played instead is known, and it is what was rewarded
+    assert all((t.substitute == t.info["colour"]) == (t.reward > 0) for t in rollout.transitions)
 
 
 def test_an_illegal_action_still_gets_its_thought_corrected():
@@ -116,6 +120,7 @@ def test_an_illegal_action_still_gets_its_thought_corrected():
 
 def test_a_penalty_steps_nothing_and_costs_one():
     source = collector(script=lambda image: "no idea", invalid_action="penalty", num_envs=2)
+    assert {t.substitute for t in source.collect(1).transitions} == {None}
     before = [image.copy() for image in source.images]
     rollout = source.collect(3)
     assert all(t.reward == -1.0 and not t.terminated for t in rollout.transitions)

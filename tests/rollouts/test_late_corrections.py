@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from chat_server import ChatServer, says, waits_for_hang_up
 from corrector_cases import no_answer, number_line_request
+from function_engine import make_collector
 
 from trl_gtr.correctors import CachedCorrector, Corrector, ExpertCorrector, OpenAICorrector
 from trl_gtr.correctors.background import DaemonPool
 from trl_gtr.correctors.base import failed
-from trl_gtr.rollouts.collector import RolloutCollector
 from trl_gtr.rollouts.pending_corrections import concurrency_needed
 from trl_gtr.tasks.number_line import NumberLineTask
 from trl_gtr.types import Cancellation, Correction, Generation
@@ -112,7 +112,7 @@ def test_a_server_too_slow_for_a_rollout_costs_the_next_one_nothing(make: Any) -
                 server.wait_for(lambda: len(server.seen) >= 8 * (step // 3 + 1), 20)
 
         corrector = make(server, concurrency=4, timeout=60.0, deadline=60.0)
-        collector = RolloutCollector(NumberLineTask(), Numbered(before), corrector, num_envs=4)
+        collector = make_collector(NumberLineTask(), Numbered(before), corrector, num_envs=4)
         labels, calls, threads = [], [], own_threads()
         for _ in range(4):
             rollout = collector.collect(3, correction_timeout=0.2)
@@ -138,7 +138,7 @@ def test_an_answer_in_time_is_kept_beside_a_late_one_of_the_same_step(make: Any)
                 eventually(lambda: len(server.seen) == 4 and len(corrector._open()._flights) == 1)
 
         policy = Numbered(before, silent=lambda step: step == 1)
-        rollout = RolloutCollector(NumberLineTask(), policy, corrector, num_envs=4).collect(2, correction_timeout=0.1)
+        rollout = make_collector(NumberLineTask(), policy, corrector, num_envs=4).collect(2, correction_timeout=0.1)
         assert outcomes(rollout) == ["corrected", LATE, "corrected", "corrected"]
         # It may have been billed, so that it counts with what it may have cost.
         assert rollout.corrections[1].usage.calls == 1
@@ -241,7 +241,7 @@ def test_what_a_corrector_of_ones_own_hands_in_when_given_up_is_kept() -> None:
                 assert given_up.wait(20)
             return [Correction("right"), *[failed("late") for _ in requests[1:]]]
 
-    rollout = RolloutCollector(NumberLineTask(), Numbered(), HalfDone(), num_envs=2).collect(2, correction_timeout=0.1)
+    rollout = make_collector(NumberLineTask(), Numbered(), HalfDone(), num_envs=2).collect(2, correction_timeout=0.1)
     assert outcomes(rollout) == ["right", LATE] * 2
 
 
@@ -253,7 +253,7 @@ def test_a_corrector_that_never_answers_holds_a_bounded_number_of_threads(caplog
             release.wait(60)
             return ExpertCorrector().correct(requests)
 
-    collector = RolloutCollector(NumberLineTask(), Numbered(), Stuck(), num_envs=1, correction_workers=3)
+    collector = make_collector(NumberLineTask(), Numbered(), Stuck(), num_envs=1, correction_workers=3)
     before = own_threads()
     try:
         for _ in range(3):
@@ -277,7 +277,7 @@ def test_an_error_in_the_rollout_gives_up_what_is_under_way(make: Any) -> None:
                 raise RuntimeError("broken on purpose")
 
         corrector = make(server, timeout=60.0, deadline=60.0)
-        collector = RolloutCollector(NumberLineTask(), Numbered(before), corrector, num_envs=2)
+        collector = make_collector(NumberLineTask(), Numbered(before), corrector, num_envs=2)
         with pytest.raises(RuntimeError, match="broken on purpose"):
             collector.collect(2)
         server.wait_for(lambda: server.hung_up == 2)
@@ -299,7 +299,7 @@ def test_the_warning_names_the_concurrency_that_it_takes(caplog: pytest.LogCaptu
             return super().correct(requests)
 
     # Given up after a fifth of a second, where the last answer takes two: all eight at once, and 2 s of patience.
-    collector = RolloutCollector(NumberLineTask(), Numbered(), NeverBack(), num_envs=8)
+    collector = make_collector(NumberLineTask(), Numbered(), NeverBack(), num_envs=8)
     for _ in range(2):
         collector.collect(1, correction_timeout=0.2)
     assert [record.getMessage() for record in caplog.records] == [
@@ -324,12 +324,12 @@ def test_the_warning_names_a_concurrency_that_can_be_reached(caplog: pytest.LogC
         if step == 47:
             assert all(at_once.acquire(timeout=20) for _ in range(47))
 
-    collector = RolloutCollector(NumberLineTask(), Numbered(all_begun), Waiting(), num_envs=1)
+    collector = make_collector(NumberLineTask(), Numbered(all_begun), Waiting(), num_envs=1)
     assert outcomes(collector.collect(48, correction_timeout=0.1)) == [LATE] * 48
     (told,) = [record.getMessage() for record in caplog.records]
     assert re.search(r"raise its `concurrency` to \d+", told)
     caplog.clear()
-    bounded = RolloutCollector(NumberLineTask(), Numbered(), Waiting(), num_envs=1, correction_workers=2)
+    bounded = make_collector(NumberLineTask(), Numbered(), Waiting(), num_envs=1, correction_workers=2)
     bounded.collect(8, correction_timeout=0.1)
     (told,) = [record.getMessage() for record in caplog.records]
     assert told.endswith(

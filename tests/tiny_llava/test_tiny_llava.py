@@ -17,12 +17,13 @@ from toy import quiet_config
 from transformers import AutoModelForImageTextToText, AutoProcessor, LlavaForConditionalGeneration
 
 from trl_gtr import GTRTrainer, make_task, tiny_llava
+from trl_gtr.engines.transformers import TransformersEngine
 from trl_gtr.environments.alfworld.generator import SPLITS, bundled_games, split_of
 from trl_gtr.evaluation.agents import PolicyAgent
 from trl_gtr.evaluation.evaluate import evaluate_agent
-from trl_gtr.policy.action_logprobs import SpanFinder
 from trl_gtr.policy.loading import load_policy
 from trl_gtr.policy.scoring import VLMPolicy
+from trl_gtr.policy.spans import SpanFinder
 from trl_gtr.tasks.alfworld.prompt import write_thought
 from trl_gtr.tiny_llava import practice_games
 from trl_gtr.tiny_llava.model import build_tokenizer
@@ -203,7 +204,7 @@ def test_shipped_weights_do_what_is_stated(shipped: tuple[Any, Any], stated: dic
     """On other deals than those that were counted: the 95 % intervals of both must meet."""
     model, processor = shipped
     policy = VLMPolicy(model, processor, max_completion_length=96)
-    agent = PolicyAgent(lambda prompts, images: policy.generate(model, prompts, images, greedy=True))
+    agent = PolicyAgent(TransformersEngine(policy, model))
     task = make_task(stated["task"], **({} if stated["hands"] == "all" else {"hands": stated["hands"]}))
     episodes = 96 if stated["task"] in ("points24", "ezpoints") and stated["hands"] != "unseen" else 24
     measured = evaluate_agent(agent, task, episodes, seed=77, num_envs=32).metrics()
@@ -218,7 +219,7 @@ def test_shipped_model_reads_unseen_hands(shipped: tuple[Any, Any]) -> None:
     task = make_task("points24", hands="unseen")
     dealt = [task.make_env().reset(seed=seed) for seed in range(64)]
     prompts = [task.prompt(image, info) for image, info in dealt]
-    answers = policy.generate(model, prompts, [image for image, _ in dealt], greedy=True)
+    answers = TransformersEngine(policy, model).generate(prompts, [image for image, _ in dealt], greedy=True)
     read = [
         task.judge(task.format.parse(answer.text), info)["cards"]
         for answer, (_, info) in zip(answers, dealt, strict=True)

@@ -148,7 +148,8 @@ class CorrectorWrapper(Corrector):
         return self.corrector.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.corrector.load_state_dict(state)
+        if state:  # empty where the earlier run's corrector had none
+            self.corrector.load_state_dict(state)
 
     def close(self) -> None:
         self.corrector.close()

@@ -55,6 +55,7 @@ class LocalCorrector(Corrector):
         # torch and transformers are imported here: the other correctors need neither.
         import torch
 
+        from ..engines.transformers import TransformersEngine
         from ..policy.loading import load_policy
         from ..policy.scoring import VLMPolicy
 
@@ -68,12 +69,13 @@ class LocalCorrector(Corrector):
             name = getattr(model.config, "_name_or_path", "") or type(model).__name__
         self.model, self.batch_size, self.max_tool_rounds = model.eval(), batch_size, max_tool_rounds
         self.temperature = temperature
-        self._policy = VLMPolicy(
+        policy = VLMPolicy(
             model,
             processor,
             max_completion_length=max_completion_length,
             feature_cache_bytes=0,  # every question is new
         )
+        self._engine = TransformersEngine(policy, self.model)
         self.identity = (
             f"{name} here, temperature {temperature}, {max_completion_length} tokens, {max_tool_rounds} tool rounds, "
             f"questions v{VERSION}"
@@ -135,12 +137,12 @@ class LocalCorrector(Corrector):
 
     def _generate(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> list[Generation]:
         if self.temperature == 0:
-            return self._policy.generate(self.model, prompts, images, greedy=True)
+            return self._engine.generate(prompts, images, greedy=True)
         seed = hashlib.sha256("\0".join(prompts).encode("utf-8", "replace"))
         for image in images:
             seed.update(np.ascontiguousarray(image).tobytes())
         with _own_dice(self.model, int.from_bytes(seed.digest()[:8], "big"), self.temperature):
-            return self._policy.generate(self.model, prompts, images, greedy=True)
+            return self._engine.generate(prompts, images, greedy=True)
 
     def _report(self, error: Exception) -> None:
         if not self._reported:

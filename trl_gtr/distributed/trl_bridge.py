@@ -20,24 +20,22 @@ from transformers import PreTrainedModel, Trainer
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_callback import ExportableState
-from trl.models.utils import unwrap_model_for_generation
 
 from ..policy import adapters, weights
-from ..policy.scoring import PolicyWithValue, ValueHead
+from ..policy.network import PolicyWithValue, ValueHead
 from .ppo_base import OnlineTrainerState, PPOBase
-
-__all__ = ["PPOBridge", "TrainedModule", "unwrap_model_for_generation"]
 
 
 class TrainedModule(PolicyWithValue):
-    """Policy and value head as one module, so that DDP and DeepSpeed see one forward with all parameters in it.
+    """Policy and value head (or none) as one module, so that DDP and DeepSpeed see one forward with all parameters.
 
     It takes the place of TRL's `PolicyAndValueWrapper`, which runs a second trunk for the value.
     """
 
     policy: Any
+    value_head: ValueHead | None
 
-    def __init__(self, policy: Any, value_head: ValueHead, detach_value: bool) -> None:
+    def __init__(self, policy: Any, value_head: ValueHead | None, detach_value: bool) -> None:
         super().__init__(policy, value_head, detach_value)
         self.config = policy.config  # read by DeepSpeed's and the hub's code
 
@@ -55,7 +53,9 @@ class PPOBridge(PPOBase):
     ref_model: Any
     lr_scheduler: Any
 
-    def __init__(self, args: Any, model: PreTrainedModel, value_head: ValueHead, processing_class: Any, **kwargs: Any):
+    def __init__(
+        self, args: Any, model: PreTrainedModel, value_head: ValueHead | None, processing_class: Any, **kwargs: Any
+    ):
         self._value_head = value_head
         # A fresh adapter that is off is the start of the run; one that was given, or begins elsewhere, is not.
         fresh = kwargs.get("peft_config")
@@ -87,16 +87,17 @@ class PPOBridge(PPOBase):
         if given is not None:
             _check_scheduler(given, self.optimizer)
         super().create_optimizer_and_scheduler(num_training_steps)
-        if given is not None:
+        if given is not None and self._value_head is not None:
             self.lr_scheduler = ScheduleWithValueHead(given)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """The parent's optimizer, with the value head's parameters in a group of their own learning rate."""
-        given, head = self.optimizer, list(self._value_head.parameters())
-        rate = self.args.value_learning_rate
+        given, rate = self.optimizer, self.args.value_learning_rate
+        head = [] if self._value_head is None else list(self._value_head.parameters())
         if given is not None:  # made by the user, who has no value head to put into it
             _check_optimizer(given, self.policy_model)
-            given.add_param_group({"params": head, **({"lr": rate} if rate is not None else {})})
+            if head:
+                given.add_param_group({"params": head, **({"lr": rate} if rate is not None else {})})
             return given
         optimizer = super().create_optimizer(model)
         if rate is not None:
@@ -157,14 +158,17 @@ class PPOBridge(PPOBase):
                 if self.args.push_to_hub and not _internal_call:
                     self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
-    def value_head_state(self) -> dict[str, torch.Tensor]:
-        """To be asked on all processes; under ZeRO-3 each holds a part."""
+    def value_head_state(self) -> dict[str, torch.Tensor] | None:
+        """`None` without a value head. To be asked on all processes; under ZeRO-3 each holds a part."""
+        head = self.trained.value_head
+        if head is None:
+            return None
         if self.is_deepspeed_enabled:
             import deepspeed
 
-            with deepspeed.zero.GatheredParameters(list(self.trained.value_head.parameters())):
-                return {name: tensor.detach().clone() for name, tensor in self.trained.value_head.state_dict().items()}
-        return self.trained.value_head.state_dict()
+            with deepspeed.zero.GatheredParameters(list(head.parameters())):
+                return {name: tensor.detach().clone() for name, tensor in head.state_dict().items()}
+        return head.state_dict()
 
     def load_checkpoint(self, checkpoint: str) -> None:
         """What `_save_checkpoint` wrote except the random states: weights, optimizer, schedule, counters."""
@@ -203,15 +207,21 @@ class PPOBridge(PPOBase):
                 self.state.stateful_callbacks.setdefault(type(callback).__name__, callback.state())
         super()._save_checkpoint(model, trial)
 
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        with self._policy_as_model():
-            super().create_model_card(*args, **kwargs)
-
     @contextmanager
     def null_ref_context(self) -> Iterator[None]:
         """The starting policy of a LoRA run: the same model with its adapter off, or as it was."""
         with adapters.reference_active(self.trained.policy):
             yield
+
+    @contextmanager
+    def reference_network(self) -> Iterator[nn.Module]:
+        """The starting policy as a network: the adapter off, or the copy that the parent made."""
+        if self.is_peft_model:
+            with self.null_ref_context():
+                yield self.network
+            return
+        with self.accelerator.autocast():  # the trained model is wrapped in it, the reference isn't
+            yield PolicyWithValue(self.ref_model, None)
 
 
 def _below(prefix: str, state: Any) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Evaluations as tables for a terminal."""
+"""Evaluation reports side by side, as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from rich.table import Table
 from rich.text import Text
 
 from ..responses.safe_text import printable
-from .evaluate import EvaluationReport
+from .reports import EvaluationReport
 
 
 def report_table(reports: Mapping[str, EvaluationReport], title: str) -> Table:
-    """A row per report: success with its 95 % interval, return, length, shares of steps. 80 columns wide at most."""
+    """A row per report: success with its 95 % interval, return, length, shares of steps. 80 columns wide at most.
+
+    The caption names evaluations that were cut short; one without any whole episode has no row.
+    """
     table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
-    metrics = {name: report.metrics() for name, report in reports.items()}
+    metrics = {name: report.metrics() for name, report in reports.items() if report.episodes}
     # Where every deal can be won, it would say the same twice.
     differs = any(m.get("success_solvable") != m["success"] for m in metrics.values())
     table.caption = "true: thoughts that are true in all parts"
@@ -24,6 +27,10 @@ def report_table(reports: Mapping[str, EvaluationReport], title: str) -> Table:
         table.caption = f"solvable: success over the deals that can be won; {table.caption}"
     if played := _played(reports):
         table.caption = f"{played}\n{table.caption}"
+    for name, report in reports.items():
+        if not report.complete:
+            cut_short = f"{printable(name)} was cut short: {len(report.episodes)} of {report.planned} episodes"
+            table.caption = f"{table.caption}\n{escape(cut_short)}"
     for column in ("", "success", *(["solvable"] if differs else []), "return", "steps", "valid", "true"):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
     for name, m in metrics.items():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,6 +39,14 @@ _INITIALISATION = ("init_lora_weights", "init_weights")  # what the kinds of ada
 
 
 # --- what can be trained ---------------------------------------------------------------------------------------------
+
+
+def check_start(model: Any, peft_config: PeftConfig | None, with_reference: bool) -> None:
+    """As much of [`check_trainable`] as can be known of a model that may be given by name only."""
+    if not isinstance(model, str | os.PathLike):
+        check_trainable(model, peft_config, with_reference)
+    elif peft_config is not None:
+        check_config(peft_config, with_reference)
 
 
 def check_trainable(model: Any, peft_config: PeftConfig | None, with_reference: bool) -> None:

@@ -47,8 +47,17 @@ def load_policy(
     check_source(model_name_or_path, **source)
     if (Path(model_name_or_path) / _ADAPTER).is_file():
         return _merged(model_name_or_path, trust_remote_code=trust_remote_code, **model_kwargs)
+    processor = load_processor(model_name_or_path, **source)
+    model_kwargs.setdefault("dtype", torch.float32)
+    model = AutoModelForImageTextToText.from_pretrained(model_name_or_path, **source, **model_kwargs)
+    check_processor(model, processor)
+    return model, processor
+
+
+def load_processor(model_name_or_path: str | os.PathLike[str], **source: Any) -> Any:
+    """A model's processor. `source` is its `revision` and `trust_remote_code`."""
     try:
-        processor = AutoProcessor.from_pretrained(model_name_or_path, **source)
+        return AutoProcessor.from_pretrained(model_name_or_path, **source)
     except (ImportError, ValueError) as error:  # transformers raises the one or the other
         if "torchvision" not in str(error).lower():
             raise
@@ -58,8 +67,34 @@ def load_policy(
             "`pip install torchvision --index-url https://download.pytorch.org/whl/cpu`. "
             "LLaVA, LLaVA-NeXT and Idefics3 work without it."
         ) from error
-    model_kwargs.setdefault("dtype", torch.float32)
-    model = AutoModelForImageTextToText.from_pretrained(model_name_or_path, **source, **model_kwargs)
+
+
+def base_model_name(model_name_or_path: str | os.PathLike[str], revision: str = "main") -> tuple[str, str]:
+    """Name and revision of the model itself: of an adapter's folder those of the model under the adapter."""
+    folder = Path(model_name_or_path)
+    if not (folder / _ADAPTER).is_file():
+        return os.fspath(model_name_or_path), revision
+    from peft import PeftConfig
+
+    config = PeftConfig.from_pretrained(str(folder))
+    return _base_of(folder, config), config.revision or "main"
+
+
+def load_or_take(model: Any, processor: Any, model_kwargs: Any) -> tuple[Any, Any]:
+    """A model given by name or as itself, and its processor, checked.
+
+    Args:
+        model: The model, or the name or folder to load it from.
+        processor: Its processor; `None` loads the model's own.
+        model_kwargs: Go to a model that is loaded here.
+    """
+    if isinstance(model, str | os.PathLike):
+        model, loaded = load_policy(model, **(model_kwargs or {}))
+        processor = processor or loaded
+    elif processor is None:
+        if not model.config._name_or_path:
+            raise ValueError("This model was built here and has no name: pass its processor as `processing_class`.")
+        processor = AutoProcessor.from_pretrained(model.config._name_or_path)
     check_processor(model, processor)
     return model, processor
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -62,17 +61,15 @@ class RunCounters:
 
     Args:
         env_steps: Steps of all environments since the run began.
-        failed_corrections: This process's failed corrections since the run began, by kind.
     """
 
     env_steps: int = 0
-    failed_corrections: Counter[str] = field(default_factory=Counter)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"env_steps": self.env_steps, "failed_corrections": dict(self.failed_corrections)}
+        return {"env_steps": self.env_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.env_steps, self.failed_corrections = state["env_steps"], Counter(state["failed_corrections"])
+        self.env_steps = state["env_steps"]
 
 
 class RunCheckpointer:
@@ -165,7 +162,9 @@ class RunCheckpointer:
     def _save_parts(self, folder: Path) -> None:
         for name, part in self.parts.items():
             if not part.shared or self.processes.rank == 0:
-                part.format.write(folder / part.file(name, self.processes.rank), part.owner.state_dict())
+                state = part.owner.state_dict()
+                if state:  # most correctors have none
+                    part.format.write(folder / part.file(name, self.processes.rank), state)
 
     def _publish(self, folder: Path, final: Path) -> None:
         """Give a complete checkpoint its own name."""
@@ -206,7 +205,7 @@ class RunCheckpointer:
             file = part.file(name, self.processes.rank)
             if file in (saved.files or {}):
                 states[name] = part.format.read(folder / file)
-            else:  # only where `allow_changed_config` let another corrector in
+            elif part.owner.state_dict():  # only where `allow_changed_config` let another corrector in
                 logger.warning("%s holds no state of the %s, which starts afresh.", folder, name)
         return states
 

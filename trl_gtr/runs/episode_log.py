@@ -21,8 +21,8 @@ from PIL import Image as PILImage
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from ..config import GTRConfig
-from ..learning.update import Experience
-from ..policy.action_logprobs import SpanFinder
+from ..learning.experience import Experience
+from ..policy.spans import SpanFinder
 from ..responses.safe_text import storable
 from ..storage.files import writing_log, written_whole
 from ..tasks.base import Task
@@ -44,6 +44,7 @@ SCHEMA = Features(
         "action": Value("string"),
         "valid": Value("bool"),
         "legal": Value("bool"),
+        "substitute": Value("string"),
         "error": Value("string"),
         "verdict": Value("string"),
         "corrected_thought": Value("string"),
@@ -104,9 +105,10 @@ class EpisodeLog(TrainerCallback):
                 write_shard(path, rows)
 
     def _rows(self, rollout: Rollout, experience: Experience, update: int, args: Any) -> Iterator[dict[str, Any]]:
+        scores, absent = experience.scores, [None] * len(experience)
         numbers = {
-            "value": experience.values.tolist(),
-            "return": experience.returns.tolist(),
+            "value": absent if scores.value is None else scores.value.tolist(),
+            "return": absent if experience.returns is None else experience.returns.tolist(),
             "advantage": experience.advantages.tolist(),
         }
         # By environment and length: an episode of this rollout is found again by its last step.
@@ -128,8 +130,8 @@ class EpisodeLog(TrainerCallback):
                 **self._words(rollout, i),
                 **{name: values[i] for name, values in numbers.items()},
                 "tokens": self.spans.pieces(step.response_ids),
-                "token_logprobs": experience.token_logprobs[i].tolist(),
-                "action_start": experience.action_starts[i],
+                "token_logprobs": scores.token_logprobs[i][scores.mask[i]].tolist(),
+                "action_start": int(scores.action_start[i]),
             }
 
     def _words(self, rollout: Rollout, i: int) -> dict[str, Any]:
@@ -144,6 +146,7 @@ class EpisodeLog(TrainerCallback):
             "action": response.action,
             "valid": response.valid,
             "legal": step.legal,
+            "substitute": step.substitute,
             "error": response.error,
             "verdict": correction.verdict if correction else None,
             "corrected_thought": None if corrected is None else self.task.format.render_thought(corrected),

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ..distributed.means import Means
 from ..responses.safe_text import printable
-from ..rollouts.collector import in_processes
+from ..rollouts.vector_envs import in_processes
 from ..tasks.base import Task
 from ..types import Correction, Rollout, Share, Transition
 
@@ -50,23 +50,6 @@ def count_rollout(rollout: Rollout, task: Task, means: Means) -> None:
             means.add(f"corrector/{verdict}", [1.0] * verdicts[verdict] + [0.0] * (asked - verdicts[verdict]))
     answers = [c for c in rollout.corrections if c is not None and c.failure != "late"]
     means.add("corrector/latency", [answer.latency for answer in answers])
-
-
-def count_failures(rollout: Rollout) -> collections.Counter[str]:
-    """How many of the rollout's corrections failed, by kind."""
-    kinds = (correction.failure for correction in rollout.corrections if correction is not None)
-    return collections.Counter(kind for kind in kinds if kind is not None)
-
-
-def with_failures(metrics: Mapping[str, float], failures: Mapping[str, int]) -> dict[str, float]:
-    """A corrector's metrics with `corrector/failed_<kind>` by the steps that got no label.
-
-    They take the place of its own: it doesn't know which of its answers came too late or never began, and what a cache
-    repeats.
-    """
-    own = ("corrector/failed_", "corrector/fallback_failed_")
-    kept = {name: value for name, value in metrics.items() if not name.startswith(own)}
-    return kept | {f"corrector/failed_{kind}": float(count) for kind, count in failures.items()}
 
 
 def without_images(rollout: Rollout) -> Rollout:

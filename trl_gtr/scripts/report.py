@@ -14,13 +14,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("runs", nargs="+", help="output folders")
     parser.add_argument("--labels", nargs="+", help="a name for each run; runs of one name are seeds, drawn as a band")
     parser.add_argument("--output", help="the file; default: report.html in the first run's folder")
+    parser.add_argument(
+        "--watch",
+        type=float,
+        nargs="?",
+        const=30.0,
+        metavar="SECONDS",
+        help="write it again while the runs go on; an open page follows (default: every 30 seconds)",
+    )
     args = parser.parse_args(argv)
-    from ..report import write_report  # it needs an extra, and time to load
+    from ..report import watch_report, write_report  # they need an extra, and time to load
 
     try:
-        path = write_report(args.runs, args.labels, args.output)
+        if args.watch is None:
+            pages = iter([write_report(args.runs, args.labels, args.output)])
+        else:
+            pages = watch_report(args.runs, args.labels, args.output, args.watch)
+        for path in pages:
+            print(f"{printable(path)} ({path.stat().st_size / 1e6:.1f} MB)", flush=True)
     except (ValueError, OSError, ImportError) as error:
         print(f"error: {printable(error)}", file=sys.stderr)
         return 2
-    print(f"{printable(path)} ({path.stat().st_size / 1e6:.1f} MB)")
+    except KeyboardInterrupt:
+        return 130
     return 0

@@ -20,7 +20,8 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from ..config import MODEL_INIT_KWARGS, GTRConfig, refused_fields
 from ..correctors import CorrectorArguments, make_corrector
-from ..evaluation.evaluate import EvaluationReport, count_episodes
+from ..evaluation.evaluate import count_episodes
+from ..evaluation.reports import EvaluationReport
 from ..evaluation.tables import report_table
 from ..policy.loading import load_policy, lora_target_modules
 from ..report import write_report
@@ -200,8 +201,7 @@ def train_and_report(
         for name, task in eval_tasks.items():
             if trainer.is_world_process_zero():
                 print(f"Evaluation at the {when}, {episodes[name]} episodes: {name}", flush=True)
-            trainer.evaluate(task, metric_key_prefix=f"{when}_{name}")
-            reports[f"{name}, {when}"] = trainer.last_evaluation
+            reports[f"{name}, {when}"] = trainer.evaluate(task, metric_key_prefix=f"{when}_{name}")
 
     if not trainer.args.resume_from_checkpoint:
         evaluate("start")
@@ -209,7 +209,12 @@ def train_and_report(
     trainer.collector.close()
     trainer.save_model()  # before anything else can go wrong
     evaluate("end")
+    trainer.close()
     trainer.save_state()
+    if trainer.args.push_to_hub:
+        trainer.push_to_hub()  # saving has pushed the agent, but its card knows the last evaluation only now
+    else:
+        trainer.create_model_card()
     if trainer.is_world_process_zero():
         title = f"{trainer.task.name} before and after {trainer.state.global_step} updates, "
         played = (

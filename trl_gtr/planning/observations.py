@@ -1,0 +1,76 @@
+"""Real observations of a task, as the run's model would see them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..policy.loading import image_token_id
+from ..policy.scoring import VLMPolicy
+from ..tasks import Task
+from ..types import CorrectionRequest, Response
+
+
+def sample_states(task: Task, count: int, seed: int = 0) -> list[CorrectionRequest]:
+    """States along the expert's own episodes, each with its right thought. Where the expert knows nothing, the
+    episode is over."""
+    env, requests, episode = task.make_env(), [], 0
+    while len(requests) < count:
+        image, info = env.reset(seed=seed * 1_000_003 + episode)
+        episode, ended = episode + 1, False
+        while not ended and len(requests) < count and (response := task.expert(info)) is not None:
+            state = {"image": np.array(image), "public_state": task.public_state(info), "info": dict(info)}
+            requests.append(CorrectionRequest(prompt=task.prompt(image, info), response=response, task=task, **state))
+            image, _, terminated, truncated, info = env.step(task.to_env_action(response, info))
+            ended = terminated or truncated
+        if episode > 50 * count:
+            raise ValueError(f"The expert of task {task.name!r} has no answer to any of {episode} starts.")
+    env.close()
+    return requests
+
+
+@dataclass(frozen=True)
+class Observations:
+    """Sampled states and how many tokens they take, the longest prompt first."""
+
+    requests: Sequence[CorrectionRequest]
+    prompt_tokens: Sequence[int]
+    """Of the whole prompt, image tokens included."""
+    image_tokens: int
+    """The most of any picture."""
+    response_tokens: Sequence[int]
+    """Of the expert's responses, end token included."""
+    picture_bytes: int
+    """The most that a processed picture takes in the feature cache."""
+
+    def rows(self, count: int) -> tuple[list[str], list[np.ndarray]]:
+        """Prompts and images of the `count` longest; they come again where there are fewer."""
+        chosen = [self.requests[i % len(self.requests)] for i in range(count)]
+        return [each.prompt for each in chosen], [each.image for each in chosen]
+
+    @property
+    def responses(self) -> list[Response]:
+        return [each.response for each in self.requests]
+
+
+def observe(task: Task, policy: VLMPolicy, model: object, count: int = 64) -> Observations:
+    """Through the run's own processor and chat template."""
+    requests = sample_states(task, count)
+    lengths = policy.encoder.lengths([each.prompt for each in requests], [each.image for each in requests])
+    order = sorted(range(count), key=lambda i: -lengths[i])
+    requests = [requests[i] for i in order]
+    image_tokens, picture_bytes = 0, 0
+    for request in requests:
+        batch = policy.encoder.encode([request.prompt], [request.image])
+        text = batch["input_ids"].shape
+        image_tokens = max(image_tokens, int((batch["input_ids"] == image_token_id(model)).sum()))
+        picture_bytes = max(picture_bytes, sum(each.nbytes for each in batch.values() if each.shape != text))
+    return Observations(
+        requests,
+        [lengths[i] for i in order],
+        image_tokens,
+        [len(policy.encode_response(each.response.text)) for each in requests],
+        picture_bytes,
+    )
