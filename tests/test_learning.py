@@ -5,13 +5,13 @@ GTR and PPO must learn to read it, nobody can learn it from blank images, and a 
 
 import numpy as np
 import pytest
-from paths import EXAMPLES
 from toy import ColourTask, quiet_config
 
 from trl_gtr import load_policy, make_task
 from trl_gtr.correctors import ExpertCorrector
 from trl_gtr.learning import losses, update
 from trl_gtr.scripts import train as launch
+from trl_gtr.scripts.settings import CONFIGS
 from trl_gtr.trainer import GTRTrainer
 
 GTR = {"learning_rate": 2e-3}
@@ -75,7 +75,7 @@ def test_a_flipped_cloning_loss_shows(toy_checkpoint, tmp_path, monkeypatch):
 
 def test_a_short_run_from_the_shipped_start_makes_more_thoughts_true(tmp_path):
     """Mean of three seeds: two updates of half the default run's size, the same deals before and after."""
-    config = EXAMPLES / "configs" / "gym_cards_tiny.yaml"
+    config = CONFIGS / "gym_cards_tiny.yaml"
     gains = []
     for seed in range(3):
         options = {"task": "ezpoints", "rollout_steps": 4, "total_env_steps": 512, "num_ppo_epochs": 1}

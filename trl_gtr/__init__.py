@@ -58,6 +58,7 @@ _EXPORTS = {
     "RecordedCorrector": "correctors",
     "UnreliableCorrector": "correctors",
     "make_corrector": "correctors",
+    "train": "scripts.launch",
     "write_report": "report",
 }
 
@@ -99,6 +100,7 @@ if TYPE_CHECKING:  # "X as X" is how a typed package says that X is public
     from .responses.format import Field as Field, ThoughtFormat as ThoughtFormat
     from .rollouts.collector import RolloutCollector as RolloutCollector
     from .runs.callbacks import ThoughtCollapseCallback as ThoughtCollapseCallback
+    from .scripts.launch import train as train
     from .tasks import Rubric as Rubric, Task as Task, Tool as Tool, make_task as make_task
     from .trainer import GTRTrainer as GTRTrainer
     from .types import (

@@ -33,7 +33,6 @@ from trl_gtr import (
 )
 from trl_gtr.policy.scoring import VLMPolicy
 from trl_gtr.rollouts.clock import Clock
-from trl_gtr.scripts import train as launch
 from trl_gtr.types import Generation
 
 LENGTH = 64
@@ -55,7 +54,7 @@ def collection(console: Console, steps: int) -> None:
     table = Table("environments", "steps/s", "generate alone", "overhead", title="Collecting Points24")
     for num_envs in (1, 8, 32):
         collector = RolloutCollector(
-            launch.task_with_hands("points24", "pool"),
+            make_task("points24", hands="pool"),
             ExpertCorrector(),
             num_envs=num_envs,
         )

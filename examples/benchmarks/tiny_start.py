@@ -18,10 +18,9 @@ from rich.console import Console
 from rich.table import Table
 from transformers import HfArgumentParser
 
-from trl_gtr import Engine, PolicyAgent, Task, TransformersEngine, evaluate_agent, load_policy
+from trl_gtr import Engine, PolicyAgent, Task, TransformersEngine, evaluate_agent, load_policy, make_task
 from trl_gtr.evaluation.reports import Rate
 from trl_gtr.policy.scoring import VLMPolicy
-from trl_gtr.scripts.train import task_with_hands
 
 # task and hands
 GAMES = (
@@ -70,7 +69,7 @@ def main() -> None:
     table = Table("game", "hands", "", "success", "reading", "true thoughts", "valid", "steps/s")
     figures = []
     for name, hands in GAMES:
-        task = task_with_hands(name, hands)
+        task = make_task(name, **({} if hands == "all" else {"hands": hands}))
         for greedy in (True, False):
             torch.manual_seed(args.seed)
             agent = ReadingAgent(engine, task, greedy)

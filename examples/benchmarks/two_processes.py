@@ -18,14 +18,13 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 
-from trl_gtr import Engine, ExpertCorrector, RolloutCollector, TransformersEngine, load_policy
+from trl_gtr import Engine, ExpertCorrector, RolloutCollector, TransformersEngine, load_policy, make_task
 from trl_gtr.distributed.processes import Processes
 from trl_gtr.policy.scoring import VLMPolicy
-from trl_gtr.scripts import train as launch
 
 
 def make_collector(num_envs: int, first_index: int = 0) -> RolloutCollector:
-    task = launch.task_with_hands("points24", "pool")
+    task = make_task("points24", hands="pool")
     return RolloutCollector(task, ExpertCorrector(), num_envs=num_envs, first_index=first_index)
 
 

@@ -15,7 +15,6 @@ from trl_gtr.evaluation.agents import ExpertAgent, PolicyAgent, RandomAgent, Ser
 from trl_gtr.evaluation.evaluate import evaluate_agent
 from trl_gtr.evaluation.reports import EvaluationReport, Rate
 from trl_gtr.scripts import evaluate as evaluate_command
-from trl_gtr.scripts.train import task_with_hands
 from trl_gtr.types import Generation
 
 
@@ -175,7 +174,7 @@ def test_deals_without_an_end_have_no_all(task):
 
 
 def test_all_hands_that_make_24():
-    task = task_with_hands("points24", "solvable")
+    task = make_task("points24", hands="solvable")
     starts = task.starts()
     assert len(starts) == 566
     env = task.make_env(evaluation=True)

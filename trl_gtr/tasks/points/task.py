@@ -19,6 +19,7 @@ from ...responses.format import Field, ThoughtFormat
 from ...types import Response, Transition
 from ..base import Task
 from ..wrappers import HandPool, PointsEnds
+from .hands import named_hands
 from .rubric import rubric, solver_tool
 from .rules import COUNTS, RANKS, PointsRules, printed_ranks, read_ranks, written
 from .thoughts import read_aim, read_symbol, write_thought
@@ -179,11 +180,12 @@ class PointsTask(Task):
 def points24(
     *,
     env_kwargs: Mapping[str, Any] | None = None,
-    hands: Sequence[Sequence[str | int]] | None = None,
+    hands: Sequence[Sequence[str | int]] | str | None = None,
     cut: bool = True,
     thoughts: bool = True,
 ) -> PointsTask:
     kwargs = dict(env_kwargs or {})
+    hands = named_hands(hands) if isinstance(hands, str) else hands
     rules = PointsRules(
         cards=4,
         target=int(kwargs.get("target_points", 24)),
@@ -209,6 +211,8 @@ def ezpoints(
 
 def checked_hands(hands: Sequence[Sequence[str | int]], rules: PointsRules) -> list[list[str]]:
     """Hands as lists of card names or ranks; raises `ValueError` at what is no hand of the game."""
+    if isinstance(hands, str):
+        raise ValueError(f"hands: only Points24 has named sets of hands, so list them instead of {hands!r}.")
     checked = [[str(card).strip().upper() for card in hand] for hand in hands]
     names = {*RANKS, *(suit + ("T" if rank == "10" else rank) for suit in "HSDC" for rank in RANKS)}
     for hand in checked:

@@ -1,24 +1,18 @@
-"""The hands of Points24 and the games of ALFWorld on which the tiny models are trained and evaluated.
-
-A million parameters can read any hand but can't search for a formula, so the default game deals from a stated pool of
-solvable hands: `make_task("points24", hands=POINTS24_POOL)`. The suits are new in every deal.
+"""Named sets of Points24's hands.
 
 By what their cards count, 566 different hands make 24. A fixed shuffle parts them into three sets that have no hand in
-common: the pool, the unseen hands that no training of the shipped weights has ever shown, and the rest, from which the
-model has learned to read.
-
-ALFWorld's model has learned from generated games that are in no split, in the room layouts of training.
+common: the pool, from which the embedded model plays (a million parameters can read any hand but can't search for a
+formula), the unseen hands that no training of its weights has ever shown, and the rest, from which it has learned to
+read. The suits are new in every deal.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import combinations_with_replacement
 
-from ..environments.alfworld.generator import SEEDS
-from ..environments.alfworld.rooms import LAYOUTS, UNSEEN_LAYOUTS
-from ..environments.cards import arithmetic
+from ...environments.cards import arithmetic
 
 POOL_SIZE, UNSEEN_SIZE, SEED = 64, 120, 24
 Hands = list[list[str]]
@@ -63,11 +57,18 @@ def reading_hands(orders: int = 8) -> Hands:
     return [_cards(hand, rng) for hand in _parted_hands()[2] for _ in range(orders)]
 
 
-def alfworld_practice(count: int = 320) -> list[str]:
-    """Names of generated games that are in no split, in the room layouts of training only."""
-    seeds = [seed for seed in range(SEEDS, SEEDS + 10 * count) if seed % LAYOUTS not in UNSEEN_LAYOUTS]
-    return [f"bundled:{ALFWORLD_TASK_TYPE}/{seed}" for seed in seeds[:count]]
+_NAMED: dict[str, Callable[[], Hands]] = {
+    "pool": points24_pool,
+    "unseen": unseen_hands,
+    "solvable": solvable_hands,
+    "reading": reading_hands,
+}
 
 
-ALFWORLD_TASK_TYPE = "pick_and_place_simple"
-POINTS24_POOL = points24_pool()
+def named_hands(name: str) -> Hands | None:
+    """The hands of a set; `None` for "all", which deals at random."""
+    if name == "all":
+        return None
+    if name not in _NAMED:
+        raise ValueError(f"There are no hands {name!r}: choose all, {', '.join(_NAMED)}, or list the hands.")
+    return _NAMED[name]()
