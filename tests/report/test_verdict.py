@@ -74,6 +74,7 @@ def test_a_run_without_evaluations_is_told_by_its_training(tmp_path):
 def test_collapse_is_what_the_alarm_says(tmp_path):
     fine = [thoughts(n) for n in range(1, 5)]
     assert verdict(run(tmp_path, *fine))["numbers"][-1]["value"] == "no"
+    assert verdict(run(tmp_path, *fine, state="running"))["numbers"][-1]["value"] == "not so far"
     bad = [thoughts(n, top=0.9, true=0.1) for n in range(5, 8)]
     collapsed = verdict(run(tmp_path, *fine, *bad))
     assert collapsed["words"] == (

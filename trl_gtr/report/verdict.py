@@ -168,6 +168,8 @@ def _collapse(runs: Sequence[Run]) -> dict[str, Any]:
     lasting = [each for each in collapsed if each["at_the_end"]]
     seeds = f" in {len(collapsed)} of {len(measured)} runs" if len(measured) > 1 else ""
     number["detail"] = measured[0]["detail"] if len(measured) == 1 else f"of {len(measured)} runs"
+    if not collapsed and any(run.state == "running" for run in runs):
+        return number | {"value": "not so far", "words": "Thoughts show no collapse so far."}
     if not collapsed:
         return number | {"value": "no", "words": "Thoughts did not collapse.", "tone": "good"}
     first = min(each["updates"][0] for each in collapsed)
@@ -186,7 +188,7 @@ def _alarms(run: Run) -> dict[str, Any] | None:
     updates = []
     for entry in entries:
         control = TrainerControl()
-        alarm.on_log(None, quiet, control, logs=entry)  # type: ignore[arg-type]
+        alarm.on_log(None, quiet, control, logs=entry)
         if control.should_training_stop:
             updates.append(entry["step"])
     first, last = entries[0], entries[-1]

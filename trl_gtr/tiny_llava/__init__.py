@@ -50,8 +50,8 @@ def path(name: str = "tiny") -> Path:
 
 def name_of(model: str) -> str:
     """`"tiny"` for the folder of the shipped model, wherever the package lies; any other name or path as it is."""
-    shipped = {("tiny_llava", variant.folder): name for name, variant in VARIANTS.items()}
-    return shipped.get(Path(model).parts[-2:], model)
+    shipped = {f"tiny_llava/{variant.folder}": name for name, variant in VARIANTS.items()}
+    return shipped.get("/".join(Path(model).parts[-2:]), model)
 
 
 def figures() -> list[dict[str, Any]]:
