@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
 
 from ..policy.loading import image_token_id
 from ..policy.scoring import VLMPolicy
@@ -16,12 +18,17 @@ from ..types import CorrectionRequest, Response
 def sample_states(task: Task, count: int, seed: int = 0) -> list[CorrectionRequest]:
     """States along the expert's own episodes, each with its right thought. Where the expert knows nothing, the
     episode is over."""
-    env, requests, episode = task.make_env(), [], 0
+    env, episode = task.make_env(), 0
+    requests: list[CorrectionRequest] = []
     while len(requests) < count:
         image, info = env.reset(seed=seed * 1_000_003 + episode)
         episode, ended = episode + 1, False
         while not ended and len(requests) < count and (response := task.expert(info)) is not None:
-            state = {"image": np.array(image), "public_state": task.public_state(info), "info": dict(info)}
+            state: dict[str, Any] = {
+                "image": np.array(image),
+                "public_state": task.public_state(info),
+                "info": dict(info),
+            }
             requests.append(CorrectionRequest(prompt=task.prompt(image, info), response=response, task=task, **state))
             image, _, terminated, truncated, info = env.step(task.to_env_action(response, info))
             ended = terminated or truncated
@@ -62,10 +69,12 @@ def observe(task: Task, policy: VLMPolicy, model: object, count: int = 64) -> Ob
     order = sorted(range(count), key=lambda i: -lengths[i])
     requests = [requests[i] for i in order]
     image_tokens, picture_bytes = 0, 0
+    image_id = image_token_id(model)
+    assert image_id is not None  # the policy has checked it
     for request in requests:
         batch = policy.encoder.encode([request.prompt], [request.image])
         text = batch["input_ids"].shape
-        image_tokens = max(image_tokens, int((batch["input_ids"] == image_token_id(model)).sum()))
+        image_tokens = max(image_tokens, int(torch.eq(batch["input_ids"], image_id).sum()))
         picture_bytes = max(picture_bytes, sum(each.nbytes for each in batch.values() if each.shape != text))
     return Observations(
         requests,

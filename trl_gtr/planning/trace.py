@@ -172,7 +172,7 @@ def _size(storages: dict[int, torch.UntypedStorage]) -> int:
 def _fake_weights(module: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
     """Parameters and buffers as fake tensors that believe to be on the CPU, where autocast knows them."""
     fakes: dict[int, torch.Tensor] = {}
-    places = [
+    places: list[tuple[dict[str, Any], str]] = [
         (place, name) for each in module.modules() for place in (each._parameters, each._buffers) for name in place
     ]
     originals = [place[name] for place, name in places]
