@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from .backend import Backend, Moment
 from .commands import project
-from .games import find_games, game_chances
+from .games import Game, find_games, game_chances
 from .installed import import_package
 
 BACKENDS = ("text", "thor")

@@ -40,7 +40,8 @@ class TextBackend:
         self._engine.close()
 
     def _moment(self, state: EngineState) -> Moment:
-        assert self._reader is not None and self.goal is not None, "start a game first"
+        assert self._reader is not None, "start a game first"
+        assert self.goal is not None
         world = self._reader.read()
         view = world.view()
         self._seen |= {name: contents for name, door, contents in view["here"] if door != "closed"}
