@@ -33,7 +33,6 @@ FROM_LIBRARIES = {
     "rollouts/workers.py: WorkerEnv.observation_space",
     "rollouts/workers.py: WorkerEnv.render_mode",
     "rollouts/workers.py: WorkerEnv.spec",
-    "planning/work.py: PlannedConfig.fp16",
     "trainer.py: GTRTrainer.control",
 }
 

@@ -40,7 +40,8 @@ class Skeleton:
 
     @property
     def value_head(self) -> list[nn.Parameter]:
-        return list(self.module.value_head.parameters())
+        head = self.module.value_head
+        return [] if head is None else list(head.parameters())
 
     @property
     def base_parameters(self) -> int:
