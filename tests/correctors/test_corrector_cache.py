@@ -344,7 +344,7 @@ def test_answer_that_does_not_fit_the_task_is_used_but_not_kept(
     assert list(tmp_path.glob("*/*/*.json")) == []
 
 
-def test_half_characters_that_the_expert_keeps_are_kept(tmp_path: Path) -> None:
+def test_lone_surrogates_that_the_expert_keeps_are_kept(tmp_path: Path) -> None:
     """The agent's own words stay where they are right, and JSON can spell half a character."""
     request = number_line_request(1, 4)
     words = "I am at 1 \ud83d and want 4, so I go up with +."

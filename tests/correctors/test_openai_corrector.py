@@ -427,7 +427,7 @@ def test_rejected_parameter_is_known_by_its_name_alone(make: Any) -> None:
         assert make(server).correct([WRONG])[0].verdict == "corrected"
 
 
-def test_half_characters_are_an_unusable_answer_and_no_crash(make: Any, tmp_path: Any) -> None:
+def test_lone_surrogates_are_an_unusable_answer_and_no_crash(make: Any, tmp_path: Any) -> None:
     """JSON can spell half a character; no file, tokenizer or further request can hold it."""
     from trl_gtr.correctors import CachedCorrector
 
@@ -584,7 +584,7 @@ def test_servers_control_no_terminal(make: Any, caplog: pytest.LogCaptureFixture
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", caplog.text)
 
 
-def test_half_characters_of_the_agent_are_sent_replaced(make: Any) -> None:
+def test_lone_surrogates_of_the_agent_are_sent_replaced(make: Any) -> None:
     odd = replace(WRONG, prompt="\ud800 what?", response=replace(WRONG.response, text=WRONG.response.text + "\udfff"))
     with ChatServer(says(no_answer())) as server:
         assert make(server).correct([odd])[0].verdict == "corrected"

@@ -263,4 +263,4 @@ def test_half_a_character_is_no_label() -> None:
     assert response.valid
     label = labels.label(transition(response=response), Correction("right", action="red"))
     assert label is not None
-    assert (len(label.ids), label.num_labels, label.flaw) == (0, 0, "half_characters")
+    assert (len(label.ids), label.num_labels, label.flaw) == (0, 0, "lone_surrogates")

@@ -157,7 +157,7 @@ def test_the_number_of_steps_is_bounded(make_trainer, tmp_path):
     assert not (tmp_path / "none" / "episodes").exists()
 
 
-def test_half_characters_and_long_lines_can_be_written(tmp_path):
+def test_lone_surrogates_and_long_lines_can_be_written(tmp_path):
     row = dict.fromkeys(SCHEMA) | {
         "image": np.zeros((2, 3, 3), np.uint8),
         "response": "\ud800</script>",

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..responses.action_text import plain_signs
-from ..storage.files import HALF_CHARACTER
+from ..storage.files import LONE_SURROGATE
 from ..tasks.base import contradicts
 from ..types import Correction, CorrectionRequest, Response
 from .questions import CORRECTION, EVALUATION, NO, RIGHT_ACTION, YES
@@ -46,7 +46,7 @@ def read_object(text: str) -> dict[str, Any]:
         raise AnswerProblem("it is nested too deeply") from None
     if "{" in text[end:]:
         raise AnswerProblem("there is more than one JSON object in it; write the final one only")
-    if HALF_CHARACTER.search(again):
+    if LONE_SURROGATE.search(again):
         raise AnswerProblem("there are half characters (lone surrogates) in it")
     return value
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from ..responses.safe_text import one_line, printable, storable
-from ..storage.files import HALF_CHARACTER
+from ..storage.files import LONE_SURROGATE
 from ..types import Cancellation, Correction, CorrectionRequest, FailureKind, Usage
 from . import recorded_answers
 from .base import BudgetExhausted, Corrector, CorrectorWrapper, failed, request_digest
@@ -223,7 +223,7 @@ class RecordedCorrector(Corrector):
 
 def _spelt(text: str) -> str:
     """JSON with half characters, which no file can hold, as escapes: they come back as they were."""
-    return HALF_CHARACTER.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
+    return LONE_SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 def _put_if_absent(temporary: str, path: Path) -> None:

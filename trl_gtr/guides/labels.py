@@ -9,13 +9,13 @@ import numpy as np
 
 from ..config import GTRConfig
 from ..policy.scoring import VLMPolicy
-from ..storage.files import HALF_CHARACTER
+from ..storage.files import LONE_SURROGATE
 from ..tasks.base import Task, contradicts
 from ..types import Correction, Response, Transition
 
 Flaw = Literal[
     "contradictory",  # the thought concludes another action than the corrector's
-    "half_characters",  # a lone surrogate, kept from the agent's own words: no tokenizer takes it
+    "lone_surrogates",  # a lone surrogate, kept from the agent's own words: no tokenizer takes it
     "special_tokens",  # the text can't be spelt without a special token, which isn't text
     "unreadable",  # the ids spell another text, in which thought and action can't be read any more
 ]
@@ -62,8 +62,8 @@ class LabelMaker:
             return _thrown_away("contradictory")
         action = correction.action or self._concluded(thought, step.info) or step.response.action
         text = self.task.format.render(thought, action or "")
-        if HALF_CHARACTER.search(text):
-            return _thrown_away("half_characters")
+        if LONE_SURROGATE.search(text):
+            return _thrown_away("lone_surrogates")
         ids = self.policy.encode_response(text)
         if not self.policy.is_text(ids[:-1]):
             return _thrown_away("special_tokens")

@@ -26,7 +26,7 @@ from safetensors import safe_open
 from torch import nn
 from transformers.integrations import is_deepspeed_zero3_enabled
 
-from ..storage.files import sync, written_whole
+from ..storage.files import atomic_write, sync
 from .loading import SAVED_BASE, is_quantized, unwrap_adapter
 
 logger = logging.getLogger(__name__)
@@ -200,7 +200,7 @@ def _save_base(model: Any, processor: Any, folder: Path) -> None:
         folder,
     )
     base = copy.deepcopy(model).unload() if isinstance(model, PeftModel) else model
-    with written_whole(folder) as unfinished:
+    with atomic_write(folder) as unfinished:
         base.save_pretrained(unfinished)
         processor.save_pretrained(unfinished)
         for path in (*unfinished.rglob("*"), unfinished):

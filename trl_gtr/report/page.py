@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..responses.safe_text import storable
-from ..storage.files import written_whole
+from ..storage.files import atomic_write
 from .runs import Run, any_grows, groups, read_runs
 from .state import moment
 
@@ -38,7 +38,7 @@ def write_report(
     """
     path = Path(output) if output is not None else Path(folders[0]) / "report.html"
     html = _report(read_runs(folders, labels), refresh)
-    with written_whole(path) as file:
+    with atomic_write(path) as file:
         file.write_text(storable(html), "utf-8")
     return path
 

@@ -24,7 +24,7 @@ from ..config import GTRConfig
 from ..learning.experience import Experience
 from ..policy.spans import SpanFinder
 from ..responses.safe_text import storable
-from ..storage.files import writing_log, written_whole
+from ..storage.files import atomic_write, writing_log
 from ..tasks.base import Task
 from ..types import Rollout
 from .diagnostics import thought_text
@@ -187,7 +187,7 @@ def write_shard(path: str | Path, rows: list[dict[str, Any]]) -> None:
     """One Parquet file in the schema, whole or not at all."""
     table = pa.Table.from_pylist([_storable(row) for row in rows], schema=SCHEMA.arrow_schema)
     # A file and no name: pyarrow takes none that is no UTF-8.
-    with written_whole(Path(path)) as unfinished, unfinished.open("wb") as file:
+    with atomic_write(Path(path)) as unfinished, unfinished.open("wb") as file:
         pq.write_table(table, file)
 
 

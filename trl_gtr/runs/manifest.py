@@ -21,7 +21,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from ..config import GTRConfig
 from ..correctors.base import Corrector
 from ..policy.loading import SAVED_BASE
-from ..storage.files import written_whole
+from ..storage.files import atomic_write
 from ..tasks.base import Task
 
 MANIFEST_FILE = "manifest.json"
@@ -60,7 +60,7 @@ class Manifest:
         }
         if self.files is not None:
             content["files"] = self.files
-        with written_whole(Path(folder) / MANIFEST_FILE) as file:
+        with atomic_write(Path(folder) / MANIFEST_FILE) as file:
             file.write_text(json.dumps(content, indent=2))
 
     def listing(self, folder: Path) -> Manifest:

@@ -16,7 +16,7 @@ from .. import tiny_llava
 from ..config import GTRConfig
 from ..evaluation.comparison import CURVES, curve, draw_curves
 from ..responses.safe_text import storable
-from ..storage.files import written_whole
+from ..storage.files import atomic_write
 from ..tasks.base import Task
 from .logged_evaluations import evaluation_points, last_point
 from .run_log import command_line
@@ -70,9 +70,9 @@ def write_model_card(folder: str | Path, agent: TrainedAgent) -> None:
     drawn = {name: words for name, words in CURVES.items() if len(curve({"log": agent.log}, name))}
     has_curves = bool(drawn) and importlib.util.find_spec("matplotlib") is not None
     if has_curves:
-        with written_whole(folder / CURVES_FILE) as file:
+        with atomic_write(folder / CURVES_FILE) as file:
             draw_curves([{"arm": agent.task.name, "seed": agent.args.seed, "log": agent.log}], file, drawn)
-    with written_whole(folder / CARD_FILE) as file:
+    with atomic_write(folder / CARD_FILE) as file:
         file.write_text(storable(str(model_card(agent, has_curves))), "utf-8")
 
 

@@ -27,7 +27,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 from .. import tiny_llava
 from ..config import GTRConfig, refused_fields
 from ..responses.safe_text import one_line
-from ..storage.files import writing_log, written_whole
+from ..storage.files import atomic_write, writing_log
 from .manifest import package_versions
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class RunLog(TrainerCallback):
                 logger.warning("%s can't be read (%r): the run begins a new one.", earlier, error)
         # The history of a resumed run ends at its checkpoint: what a crash has left behind that is gone.
         metrics = self.folder / METRICS_FILE
-        with writing_log(metrics), written_whole(metrics) as file:
+        with writing_log(metrics), atomic_write(metrics) as file:
             file.write_text("".join(map(_line, state.log_history)), "utf-8")
         self._write_card()
         atexit.register(self._note_crash)
@@ -110,7 +110,7 @@ class RunLog(TrainerCallback):
         seconds = self.earlier_seconds + time.monotonic() - self.begun_at
         self.card |= {"warnings": self.warnings.entries, "updated": _now(), "seconds": round(seconds, 1)}
         card = self.folder / CARD_FILE
-        with writing_log(card), written_whole(card) as file:
+        with writing_log(card), atomic_write(card) as file:
             file.write_text(json.dumps(self.card, indent=1, default=str), "utf-8")
 
 

@@ -18,7 +18,7 @@ from ...responses.action_text import from_thoughts, match_action, plain_signs
 from ...responses.format import Field, ThoughtFormat
 from ...types import Response, Transition
 from ..base import Task
-from ..wrappers import HandPool, PointsEnds
+from ..wrappers import CutHopeless, HandPool
 from .hands import named_hands
 from .rubric import rubric, solver_tool
 from .rules import COUNTS, RANKS, PointsRules, printed_ranks, read_ranks, written
@@ -79,7 +79,7 @@ class PointsTask(Task):
         env = gym.make(self.env_id, disable_env_checker=True, **self.env_kwargs)
         if self.hands is not None:
             env = HandPool(env, self.hands)
-        return PointsEnds(env, self.rules, cut=self.cut and not evaluation)
+        return CutHopeless(env, self.rules, cut=self.cut and not evaluation)
 
     def starts(self) -> Sequence[Mapping[str, Any]] | None:
         return None if self.hands is None else [{"hand": place} for place in range(len(self.hands))]
