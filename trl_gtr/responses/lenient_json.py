@@ -150,7 +150,7 @@ class _Reader:
         return self.text[self.position]
 
     def _read_string(self, quote: str) -> str:
-        """Read a quoted string. In single quotes, only a quote before `, : } ] )` closes it; others are apostrophes."""
+        """Read a quoted string. In single quotes, only a quote before `, : } ] )` ends it; others are apostrophes."""
         text, stops = self.text, _STOPS[quote]
         parts: list[str] = []
         start = position = self.position + 1

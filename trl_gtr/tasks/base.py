@@ -153,7 +153,7 @@ class Task(Contract):
         return {}
 
     def difficulty(self, info: Mapping[str, Any]) -> str | None:
-        """The difficulty class of an episode, from its first `info`. Evaluation reports success per class."""
+        """The difficulty class, from the first `info`. Evaluation reports success per class, sorted by name."""
         return None
 
     def starts(self) -> Sequence[Mapping[str, Any]] | None:
