@@ -118,14 +118,14 @@ class BlackjackEnv(PictureEnv):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         requested = self._check_options(options, ("dealer", "player"))
-        wished = {who: _requested_hand(who, hand) for who, hand in requested.items()}
+        hands = {who: _requested_hand(who, hand) for who, hand in requested.items()}
         rng = self.np_random
         dealer, player = ([draw_card(rng), draw_card(rng)] for _ in range(2))
         # The original draws the open card's face and suit again; repeat these draws so that later cards match.
         draw_suit(rng)
         if dealer[0][0] == 10:
             rng.integers(len(TEN_FACES))
-        self._dealer, self._player = wished.get("dealer", dealer), wished.get("player", player)
+        self._dealer, self._player = hands.get("dealer", dealer), hands.get("player", player)
         self._begin()
         return self._observation(), self._info()
 
@@ -181,14 +181,12 @@ def _columns(cards: int) -> int:
     return columns
 
 
-def _requested_hand(who: str, requested: Any) -> Hand:
+def _requested_hand(who: str, cards: Any) -> Hand:
     faces = {1: "A", **{value: str(value) for value in range(2, 10)}}
     hand: Hand = []
-    if not isinstance(requested, (list, tuple)) or len(requested) != 2:
-        raise ValueError(
-            f"options[{who!r}] must be two cards such as [[10, 'K', 'H'], [7, '7', 'S']], not {requested!r}"
-        )
-    for card in requested:
+    if not isinstance(cards, (list, tuple)) or len(cards) != 2:
+        raise ValueError(f"options[{who!r}] must be two cards such as [[10, 'K', 'H'], [7, '7', 'S']], not {cards!r}")
+    for card in cards:
         valid = (
             isinstance(card, (list, tuple))
             and len(card) == 3

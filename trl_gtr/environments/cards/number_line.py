@@ -70,12 +70,12 @@ class NumberLineEnv(PictureEnv):
         self._begin()
         return self.picture(), self._info()
 
-    def _requested_positions(self, requested: dict[str, Any]) -> tuple[int, int]:
-        target, current = requested.get("target", -1), requested.get("current", -1)
+    def _requested_positions(self, given: dict[str, Any]) -> tuple[int, int]:
+        target, current = given.get("target", -1), given.get("current", -1)
         for position in (target, current):
             if not isinstance(position, int) or isinstance(position, bool) or not 0 <= position <= self.max_position:
                 raise ValueError(
-                    f"options need both 'target' and 'current', integers from 0 to {self.max_position}, not {requested!r}"
+                    f"options need both 'target' and 'current', integers from 0 to {self.max_position}, not {given!r}"
                 )
         if target == current:
             raise ValueError(f"'target' and 'current' must differ, both are {target}")
