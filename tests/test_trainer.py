@@ -82,7 +82,7 @@ class Alike:
         ({"task": Alike()}, "Alike is not a Task: subclass trl_gtr.Task"),
         ({"corrector": Alike()}, "Alike is not a Corrector: subclass trl_gtr.Corrector"),
         ({"trainer_kwargs": {"eval_task": Alike()}}, "Alike is not a Task: subclass trl_gtr.Task"),
-        ({"corrector": ExpertCorrector}, "ExpertCorrector is a class: pass an object of it"),
+        ({"corrector": ExpertCorrector}, "ExpertCorrector is a class: pass an instance"),
     ],
 )
 def test_only_tasks_and_correctors_are_taken(make_trainer, given, message):

@@ -280,7 +280,7 @@ def test_unknown_render_mode_and_options(env_id):
     with pytest.raises(ValueError, match="reset"):
         env.render()
     for options in ({"deck": 1}, ["cards"]):
-        with pytest.raises(ValueError, match="no keys but"):
+        with pytest.raises(ValueError, match="only the keys"):
             env.reset(options=options)
     env.reset(seed=0, options={})
 

@@ -130,7 +130,7 @@ def test_a_task_of_ones_own_from_the_current_folder(own_module: str) -> None:
         ("Mine", {"level": 1, "lvl": 2}, "has no option lvl. Its options: level, cut"),
         ("easy", {"level": 1}, "has no option level. It takes no options"),
         ("Min", {}, "did you mean my_own_tasks:Mine"),
-        ("NOT_A_TASK", {}, "must be a class or a function that makes a task"),
+        ("NOT_A_TASK", {}, "must be a class or a function that returns a task"),
     ],
 )
 def test_what_is_wrong_with_a_task_of_ones_own(own_module: str, name: str, options: Any, message: str) -> None:

@@ -174,7 +174,7 @@ def test_only_a_task_is_a_task() -> None:
 
     with pytest.raises(TypeError, match=r"Alike is not a Task: subclass trl_gtr\.Task"):
         evaluate_agent(RandomAgent(), Alike(), 1)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"ColourTask is a class: pass an object of it, ColourTask\(\.\.\.\)"):
+    with pytest.raises(TypeError, match=r"ColourTask is a class: pass an instance, ColourTask\(\.\.\.\)"):
         evaluate_agent(RandomAgent(), ColourTask, 1)  # type: ignore[arg-type]
     assert Task.ensure(task := ColourTask()) is task
 

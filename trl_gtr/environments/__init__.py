@@ -1,8 +1,8 @@
-"""The games as gymnasium environments: numpy and Pillow, no torch.
+"""The games as gymnasium environments; needs only numpy and Pillow, not torch.
 
 Importing this package registers `gym_cards/Points24-v0`, `gym_cards/EZPoints-v0`, `gym_cards/NumberLine-v0` and
-`gym_cards/Blackjack-v0`, unless the original `gym_cards` has done so before; and `trl_gtr/ALFWorld-v0`, which needs
-`pip install "trl-gtr[alfworld]"` to be made.
+`gym_cards/Blackjack-v0`, unless the original `gym_cards` already did; and `trl_gtr/ALFWorld-v0`, which requires
+`pip install "trl-gtr[alfworld]"`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which action does a text name? An exact match, apart from what is plainly the same."""
+"""Match a text to an action exactly, apart from trivial differences in spelling."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 QUOTES = "\"'`“”‘’"
-# One character each, so that positions in a text stay what they are.
+# One character each, so that positions in the text don't change.
 _SIGNS = str.maketrans({"−": "-", "–": "-", "×": "*", "✕": "*", "⋅": "*", "÷": "/", "∕": "/"})
 
 
 def plain_signs(text: str) -> str:
-    """The text with typographic signs (− × ÷) as the ones on a keyboard (- * /)."""
+    """Replace typographic signs (− × ÷) with ASCII ones (- * /)."""
     return text.translate(_SIGNS)
 
 
 def match_action(text: str | None, legal: Sequence[str], *, signs: bool = False) -> int | None:
-    """The index of the legal action that `text` names, or `None`.
+    """The index of the legal action named by `text`, or `None`.
 
-    Case, white space and quotes around it don't matter. With `signs`, − × ÷ and the letter x (for *) are understood.
-    Everything else must be equal: "1" is not "10", and "drawer 1" is not "drawer 10".
+    Case and surrounding whitespace and quotes are ignored. With `signs`, − × ÷ and the letter x (for *) are accepted.
+    Otherwise the match is exact: "1" is not "10", and "drawer 1" is not "drawer 10".
     """
     if text is None:
         return None
@@ -30,6 +30,6 @@ def match_action(text: str | None, legal: Sequence[str], *, signs: bool = False)
 
 
 def from_thoughts(read: Callable[[str], str | None], fields: Mapping[str, Any]) -> str | None:
-    """What `read` finds in a thought's words; `None` in a thought without any."""
+    """Apply `read` to the thought's text; `None` if there is no text."""
     thoughts = fields.get("thoughts")
     return read(thoughts) if isinstance(thoughts, str) else None

@@ -1,18 +1,18 @@
-"""The JSON response format: what the agent is asked to write, how its text is read, how a response is written.
+"""The JSON response format: instructions, parsing and rendering.
 
 A response is one JSON object whose last key is the action; everything before that key is the *thought segment*:
 
     {"cards": ["4", "9", "A", "K"], "formula": "4+9", "thoughts": "I aim at 4+9+1+10=24 ...", "action": "+"}
 
-`parse` takes any text and never raises. What is plainly meant is read as meant, all else is invalid with a reason:
+`parse` accepts any text and never raises. Unambiguous slips are repaired; anything else is invalid, with a reason:
 
-- text or code fences before and after the object are allowed; of several objects the last complete one that has the
-  action key counts;
+- text or code fences around the object are allowed; of several objects, the last complete one with an action key
+  counts;
 - single quotes, trailing commas, `True`/`None`, `( )` lists, bare words (`[4, K]`, `{action: hit}`), line breaks in
-  strings, unknown escapes and other spellings of a key (`Action`, `current_number`) are repaired;
-- a missing last brace is repaired if the action's value is complete, for then nothing else can follow;
-- a key given twice counts once if both values are equal; unknown keys before the action are ignored;
-- a key after the action makes the response invalid: the thought has to come first.
+  strings, unknown escapes and key variants (`Action`, `current_number`) are repaired;
+- a missing final brace is repaired if the action's value is complete, since nothing else can follow;
+- duplicate keys are allowed if their values are equal; unknown keys before the action are ignored;
+- a key after the action makes the response invalid: the thought must come first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Kind = Literal["text", "number", "list"]
 _KIND_NAMES = {"text": "a text", "number": "a number", "list": "a list of texts"}
 _PLACEHOLDERS: dict[str, Any] = {"text": "...", "number": 0, "list": ["..."]}
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-_MAX_NUMBER_LENGTH = 64  # far beyond any game, and int() never meets Python's limit on digits
+_MAX_NUMBER_LENGTH = 64  # far more than any game needs, and well below the digit limit of int()
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ class Field:
     key: str
     kind: Kind = "text"
     help: str = ""
-    """One line for the instructions: what to write here."""
+    """What to write here: one line of the instructions."""
 
 
 def no_conclusion(thought: Mapping[str, Any]) -> str | None:
-    """For thoughts that name no action, or whose words nobody reads."""
+    """Default for formats whose thoughts name no action or aren't read."""
     return None
 
 
@@ -58,16 +58,14 @@ class ThoughtFormat:
     action_key: str = "action"
     action_help: str = "your action"
     conclusion: Callable[[Mapping[str, Any]], str | None] = dataclass_field(default=no_conclusion, compare=False)
-    """The thought's parts → the action that its words conclude ("…, so I hit."), legal or not; `None` if they name
-    none. A thought that concludes another action than the right one is never taught (`tasks.base.contradicts`)."""
+    """Maps the thought's parts to the action its text concludes with ("…, so I hit."), legal or not; `None` if there
+    is none. A thought that concludes with a wrong action is never taught (`tasks.base.contradicts`)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fields", tuple(self.fields))
         names = [_normal(key) for key in (*(field.key for field in self.fields), self.action_key)]
         if len(set(names)) < len(names) or "" in names:
-            raise ValueError(
-                f"The keys of a ThoughtFormat must differ by more than case and be no empty texts: {names}."
-            )
+            raise ValueError(f"The keys of a ThoughtFormat must be non-empty and differ by more than case: {names}.")
         for field in self.fields:
             if field.kind not in _KIND_NAMES:
                 raise ValueError(
@@ -77,7 +75,7 @@ class ThoughtFormat:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def instructions(self) -> str:
-        """The schema in words for the prompt. Its example object is itself a valid response."""
+        """The schema in words, for the prompt. The example object is itself a valid response."""
         example = self.render({field.key: _PLACEHOLDERS[field.kind] for field in self.fields}, "...")
         lines = [
             "Answer with one JSON object, its keys in this order:" if self.fields else "Answer with one JSON object:"
@@ -88,27 +86,28 @@ class ThoughtFormat:
         return "\n".join(lines)
 
     def render(self, thought: Mapping[str, Any], action: str) -> str:
-        """One line of JSON. Raises `ValueError` if the thought does not fit the schema."""
+        """One line of JSON. Raises `ValueError` if the thought doesn't match the schema."""
         if not isinstance(action, str):
-            raise ValueError(f"The action must be a text, not {action!r}.")
+            raise ValueError(f"The action must be a string, not {action!r}.")
         return f"{self.render_thought(thought)}{_dumps(self.action_key)}: {_dumps(action)}}}"
 
     def respond(self, thought: Mapping[str, Any], action: str) -> Response:
-        """What `parse` makes of `render(thought, action)`, without the detour."""
+        """Same as `parse(render(thought, action))`, but faster."""
         text, fields = self.render(thought, action), self.check_thought(thought)
         action = action.strip()
         error = None if action else f'"{self.action_key}" is empty'
         return self._response(text, error, len(self.render_thought(thought)), fields, action)
 
     def render_thought(self, thought: Mapping[str, Any]) -> str:
-        """The thought segment: what `render` writes before the action's key."""
+        """The thought segment: everything `render` writes before the action key."""
         values = self.check_thought(thought)
         return "{" + "".join(f"{_dumps(key)}: {_dumps(value)}, " for key, value in values.items())
 
     def check_thought(self, thought: Mapping[str, Any]) -> dict[str, Any]:
         """The thought's parts in the schema's order and types.
 
-        Raises `ValueError` if a key is missing, unknown or of the wrong kind: a label must fit the schema exactly.
+        Raises `ValueError` if a key is missing or unknown or a value has the wrong kind: labels must match the schema
+        exactly.
         """
         unknown = [key for key in thought if key not in {field.key for field in self.fields}]
         if unknown:
@@ -123,10 +122,10 @@ class ThoughtFormat:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def parse(self, text: str) -> Response:
-        """Read a response from any text: its parts, the spans of thought and action, and why it is invalid if it is.
+        """Parse any text into a response: its parts, the spans of thought and action, and the error if it is invalid.
 
-        The thought's span starts at 0, a preamble included, and ends where the action's key starts; the action's runs
-        from there to the end of the text. If no object can be read, the last `"action":` in it stands for the key.
+        The thought span starts at 0, including any preamble, and ends where the action key starts; the action span
+        runs from there to the end of the text. If no object can be parsed, the last `"action":` counts as the key.
         """
         found = self._choose(find_objects(text))
         if found is None:
@@ -140,7 +139,7 @@ class ThoughtFormat:
         return self._response(text, error, start, fields, action)
 
     def _choose(self, objects: list[ReadObject]) -> ReadObject | None:
-        """The object that is the answer: the last whole one with an action, else the last with one, else the last."""
+        """The object to use: the last complete one with an action, else the last with an action, else the last."""
         with_action = [o for o in objects if any(self._is_action(pair.key) for pair in o.pairs)]
         whole = [o for o in with_action if o.status == "complete" or self._only_brace_missing(o)]
         for group in (whole, with_action, objects):
@@ -160,7 +159,7 @@ class ThoughtFormat:
         return mentions[-1] if mentions else None
 
     def _values(self, found: ReadObject) -> tuple[dict[str, Any], str | None]:
-        """The values by the schema's keys, and the first fault."""
+        """The values by schema key, and the first error."""
         specs = {_normal(field.key): field for field in self.fields}
         specs[_normal(self.action_key)] = Field(self.action_key)
         raw: dict[str, Any] = {}
@@ -210,7 +209,7 @@ class ThoughtFormat:
 
 
 def _normal(key: str) -> str:
-    """Keys are the same if they differ in case, spaces, `_` and `-` only."""
+    """Normalise a key: case, spaces, `_` and `-` don't matter."""
     return " ".join(re.sub(r"[\s_-]+", " ", key).split()).casefold()
 
 
@@ -219,7 +218,7 @@ def _dumps(value: Any) -> str:
 
 
 def _coerce(field: Field, value: Any) -> Any:
-    """The value as the field's kind; numbers may stand for texts and plain texts for numbers."""
+    """Convert the value to the field's kind; numbers are accepted as text, and numeric text as numbers."""
     if field.kind == "number":
         number = _to_number(value)
         if number is not None:

@@ -1,7 +1,7 @@
-"""Read JSON objects as language models write them: anywhere in a text, slightly broken, or cut off.
+"""Parse JSON objects as language models write them: embedded in text, slightly malformed, or truncated.
 
-`find_objects` never raises and takes time linear in the text: after a fault the search goes on where the fault was,
-and nesting deeper than `MAX_DEPTH` is a fault.
+`find_objects` never raises and runs in linear time: after a syntax error the search resumes at the error, and nesting
+deeper than `MAX_DEPTH` is an error.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-MAX_DEPTH = 32  # no answer nests deeper, and the reader's recursion stays far from Python's limit
+MAX_DEPTH = 32  # deeper than any real answer, and far below Python's recursion limit
 
 _SPACE = re.compile(r"\s*")
 _BARE_KEY = re.compile(r"[A-Za-z_](?:[\w ]{0,62}\w)?(?=\s*:)")
@@ -27,15 +27,15 @@ class Pair:
 
     key: str
     start: int
-    """Where the key starts, its quote included."""
+    """Where the key starts, including its quote."""
     value: Any = None
     read: bool = False
-    """Whether the value was read to its end."""
+    """Whether the value was read completely."""
 
 
 @dataclass
 class ReadObject:
-    """What was read of one object; `pairs` are its own keys, not those of objects inside."""
+    """What was read of one object; `pairs` excludes the keys of nested objects."""
 
     start: int
     pairs: list[Pair] = field(default_factory=list)
@@ -44,7 +44,7 @@ class ReadObject:
 
 
 class _Fault(Exception):
-    """The text is no JSON at `position`, even read leniently."""
+    """Not JSON at `position`, even leniently."""
 
     def __init__(self, position: int, message: str) -> None:
         super().__init__(message)
@@ -56,7 +56,7 @@ class _EndOfText(Exception):
 
 
 def find_objects(text: str) -> list[ReadObject]:
-    """Every outermost `{...}` of the text, in order; the last may be cut off by the text's end."""
+    """Every outermost `{...}` in the text, in order; the last may be truncated."""
     objects: list[ReadObject] = []
     position = text.find("{")
     while position >= 0:
@@ -75,19 +75,19 @@ def find_objects(text: str) -> list[ReadObject]:
 
 
 def key_pattern(key: str) -> re.Pattern[str]:
-    """Matches what looks like `"key":` where no object can be read."""
+    """Matches `"key":` in text that can't be parsed as an object."""
     return re.compile(rf"""["']{re.escape(key)}["']\s*:""", re.IGNORECASE)
 
 
 class _Reader:
-    """A recursive-descent reader over one text; `position` is the next character."""
+    """A recursive-descent parser; `position` is the index of the next character."""
 
     def __init__(self, text: str, position: int) -> None:
         self.text = text
         self.position = position
 
     def read_pairs(self, pairs: list[Pair], depth: int) -> None:
-        """Keys and values after a `{` up to its `}`; `pairs` keeps what was read if an exception ends it."""
+        """Read keys and values between `{` and `}`; if an exception is raised, `pairs` holds what was read so far."""
         while (char := self._peek()) != "}":
             if char in "\"'":
                 pair = Pair(key="", start=self.position)
@@ -121,7 +121,7 @@ class _Reader:
             return self._read_items("]" if char == "[" else ")", depth + 1)
         if match := _BARE_VALUE.match(self.text, self.position):
             if match.end() == len(self.text):
-                raise _EndOfText  # it may have been going on: 1 or 10
+                raise _EndOfText  # it may be incomplete: 1 or 10
             self.position = match.end()
             return _CONSTANTS.get(match.group(), match.group())
         raise _Fault(self.position, "a value is expected")
@@ -135,7 +135,7 @@ class _Reader:
         return items
 
     def _read_comma(self, closing: str) -> None:
-        """A comma, or nothing before the closing bracket."""
+        """Read a comma, which is optional before the closing bracket."""
         char = self._peek()
         if char == ",":
             self.position += 1
@@ -143,14 +143,14 @@ class _Reader:
             raise _Fault(self.position, f'a "," or "{closing}" is expected')
 
     def _peek(self) -> str:
-        """The next character that is no white space."""
+        """The next non-whitespace character."""
         self.position = _SPACE.match(self.text, self.position).end()  # type: ignore[union-attr]
         if self.position == len(self.text):
             raise _EndOfText
         return self.text[self.position]
 
     def _read_string(self, quote: str) -> str:
-        """A quoted string. Single-quoted ones may hold apostrophes: only a quote before `, : } ] )` closes them."""
+        """Read a quoted string. In single quotes, only a quote before `, : } ] )` ends it; others are apostrophes."""
         text, stops = self.text, _STOPS[quote]
         parts: list[str] = []
         start = position = self.position + 1
@@ -172,7 +172,7 @@ class _Reader:
         return position == len(self.text) or self.text[position] in ",:}])"
 
     def _read_escape(self, position: int) -> tuple[str, int]:
-        """What `\\` + the text at `position` stands for, and where it ends. Unknown escapes stand for themselves."""
+        """The character escaped by `\\` before `position`, and where it ends. Unknown escapes are kept as they are."""
         text = self.text
         if position == len(text):
             raise _EndOfText

@@ -1,4 +1,4 @@
-"""Tasks: the words around an environment. `make_task` makes one by its name, or by `module:Class`."""
+"""Tasks: everything textual around an environment. `make_task` creates one by name or `module:Class`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from .base import Rubric, Task, Tool
 
-# name → module and function in it; imported on first use, so that one task's needs burden no other
+# name → module and factory; imported on first use, so that no task pays for another's dependencies
 TASKS = {
     "points24": ("points.task", "points24"),
     "ezpoints": ("points.task", "ezpoints"),
@@ -22,16 +22,16 @@ TASKS = {
 
 
 def make_task(name: str, **options: Any) -> Task:
-    """A task by its name, or by `package.module:Class`, the class or function in your own code that makes it.
+    """Create a task by name, or by `package.module:Class` (a class or factory function in your own code).
 
-    The options are the parameters of what makes the task; `task_options` lists them. Those of our own tasks:
+    The options are the parameters of that class or function; `task_options` lists them. Options of the built-in tasks:
 
     - `env_kwargs`: passed to the environment, e.g. `{"solvable_only": True}`;
-    - `thoughts=False`: the action-only variant, with no thought keys in prompt and format;
-    - `cut=False`: hopeless episodes go on to their end;
-    - `hands` (points games): a fixed set of hands to deal from, e.g. `[["4", "9", "A", "K"]]`; for Points24 also a
-      set's name: `"pool"` (the hands that the embedded model knows), `"unseen"` (those that it has never seen) or
-      `"solvable"` (all 566 that make 24);
+    - `thoughts=False`: the action-only variant, without thought keys in prompt and format;
+    - `cut=False`: play hopeless episodes to the end;
+    - `hands` (points games): a fixed set of hands to deal from, e.g. `[["4", "9", "A", "K"]]`; for Points24 also the
+      name of a set: `"pool"` (hands the embedded model knows), `"unseen"` (hands it has never seen) or `"solvable"`
+      (all 566 that make 24);
     - `split`, `evaluation_split`, `history`, `hide`, `observation_text`, `max_actions`, `illegal_reward`,
       `task_type_weights`, `max_command_characters` (ALFWorld): see `ALFWorldTask`.
     """
@@ -48,13 +48,13 @@ def make_task(name: str, **options: Any) -> Task:
 
 
 def task_options(name: str) -> dict[str, inspect.Parameter]:
-    """The options that a task declares: the parameters of the class or function that makes it."""
+    """The options a task declares: the parameters of its class or factory function."""
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {key: each for key, each in _parameters(_factory(name)).items() if each.kind in named}
 
 
 def task_options_help(name: str) -> dict[str, str]:
-    """What the docstring of the class or function that makes a task says about its options, below `Args:`."""
+    """The descriptions of a task's options, from the `Args:` section of its class's or factory's docstring."""
     text = inspect.getdoc(_factory(name)) or ""
     args = text.partition("Args:\n")[2].split("\n\n")[0]
     found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", args, re.MULTILINE)
@@ -77,7 +77,7 @@ def _factory(name: str) -> Callable[..., Task]:
 
 
 def _own_factory(module: str, attribute: str) -> Callable[..., Task]:
-    """What `module:attribute` names; a `ValueError` says which of the two is missing."""
+    """Resolve `module:attribute`; raises `ValueError` if either is missing."""
     if module.endswith(".py") or "/" in module:
         dotted = module.removesuffix(".py").strip("./").replace("/", ".")
         raise ValueError(f"Name the module of a task, not its file: {dotted}:{attribute or 'Class'}.")
@@ -85,7 +85,7 @@ def _own_factory(module: str, attribute: str) -> Callable[..., Task]:
         imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, but something that it imports isn't
+            raise  # the module exists, but one of its imports doesn't
         raise ValueError(
             f"There is no module {module!r}: run from the folder that holds it, or put that folder on PYTHONPATH."
         ) from error
@@ -95,7 +95,7 @@ def _own_factory(module: str, attribute: str) -> Callable[..., Task]:
         hint = f"; did you mean {module}:{near[0]}?" if near else f". Write {module}:NAME_OF_THE_CLASS."
         raise ValueError(f"The module {module!r} has no {attribute!r}{hint}")
     if not callable(members[attribute]):
-        raise ValueError(f"{module}:{attribute} must be a class or a function that makes a task.")
+        raise ValueError(f"{module}:{attribute} must be a class or a function that returns a task.")
     return members[attribute]
 
 

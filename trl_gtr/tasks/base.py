@@ -1,6 +1,7 @@
-"""The `Task` seam: the words around an environment.
+"""The `Task` interface: everything textual around an environment.
 
-A task turns an observation into a prompt, the agent's text into an environment action, and may know what is true.
+A task turns an observation into a prompt and the agent's text into an environment action, and may know the ground
+truth.
 """
 
 from __future__ import annotations
@@ -20,103 +21,103 @@ from .contract import Contract
 
 @dataclass(frozen=True)
 class Rubric:
-    """What a corrector is asked about one step of a task, in our own words."""
+    """What a corrector is asked about one step of a task."""
 
     role: str
     """Who the corrector is and what it is shown."""
     questions: Mapping[str, str]
     """Answer key → the question it answers, in order."""
     target_key: str | None = None
-    """The answer key that holds what the right thought aims at (Points24: `target_formula`)."""
+    """The answer key that holds the correct thought's target (Points24: `target_formula`)."""
     advice: str = ""
-    """Facts of the game that a judge must know."""
+    """Facts about the game that the judge needs."""
     solution_key: str | None = None
-    """The answer key that says YES or NO to "can the goal still be reached?" (Points24: `possible_solution`); `None`
-    where it always can."""
+    """The key of the YES/NO answer to "can the goal still be reached?" (Points24: `possible_solution`); `None` if it
+    always can."""
 
 
 @dataclass(frozen=True)
 class Tool:
-    """Something exact that a corrector may call while it judges a step."""
+    """An exact tool that a corrector may call while judging a step."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
-    """JSON schema of the arguments: an object."""
+    """JSON schema of the arguments (an object)."""
     run: Callable[[Mapping[str, Any]], str]
-    """The tool's answer as text. Arguments come from a language model: what doesn't fit raises a `ValueError`, whose
-    text the corrector is shown."""
+    """Returns the tool's answer as text. Arguments come from a language model: for invalid ones, raise a `ValueError`;
+    its message is shown to the corrector."""
 
 
 class Task(Contract):
-    """The words around an environment, for the collector, the correctors and the evaluation.
+    """Everything textual around an environment, for rollouts, correctors and evaluation.
 
-    A subclass defines `name`, `format`, `make_env`, `prompt`, `legal_actions`, `to_env_action` and `success`. All else
-    has a default that claims nothing. Tasks hold no state and can be pickled.
+    A subclass defines `name`, `format`, `make_env`, `prompt`, `legal_actions`, `to_env_action` and `success`; the rest
+    has neutral defaults. Tasks are stateless and picklable.
     """
 
-    # -- needed ----------------------------------------------------------------------------------------------------
+    # -- required --------------------------------------------------------------------------------------------------
 
     name: str
     format: ThoughtFormat
 
     @abstractmethod
     def make_env(self, *, evaluation: bool = False) -> gym.Env:
-        """One fresh environment. Training's may be cut where nothing can be won any more; evaluation's never."""
+        """Create an environment. Training may cut hopeless episodes short; evaluation never does."""
 
     @abstractmethod
     def prompt(self, observation: Any, info: Mapping[str, Any]) -> str:
-        """The user's words for this state, from public knowledge only. The image goes beside it."""
+        """The user prompt for this state, from public information only. The image is passed separately."""
 
     @abstractmethod
     def legal_actions(self, info: Mapping[str, Any]) -> Sequence[str]:
-        """The texts that name an action in this state."""
+        """The action texts that are legal in this state."""
 
     @abstractmethod
     def to_env_action(self, response: Response, info: Mapping[str, Any]) -> Any | None:
-        """The environment's action that the response names exactly, or `None`."""
+        """The environment action that the response names, or `None` if it names no legal action."""
 
     @abstractmethod
     def success(self, transitions: Sequence[Transition]) -> bool:
-        """Did this whole episode reach the goal?"""
+        """Whether this complete episode reached the goal."""
 
-    # -- what is true, where the task knows it ---------------------------------------------------------------------
+    # -- ground truth, if known ------------------------------------------------------------------------------------
 
     reading_parts: Sequence[str] = ()
-    """The parts of `judge` that are read off the picture, for the reading accuracy."""
+    """The keys of `judge` that are read from the image, for the reading accuracy."""
 
     def judge(self, response: Response, info: Mapping[str, Any]) -> Mapping[str, bool]:
-        """Is each part of the thought true? A *true thought* is one where all are (`is_true_thought`).
+        """Whether each part of the thought is true. A *true thought* has only true parts (`is_true_thought`).
 
-        The same keys for every response. Empty, as here, where nobody knows: such thoughts are neither true nor
-        untrue, and every measure of truth leaves them out.
+        Returns the same keys for every response. Empty (the default) means unknown: such thoughts are left out of
+        every truth metric.
         """
         return {}
 
     def expert(self, info: Mapping[str, Any], hint: Response | None = None) -> Response | None:
-        """The right response in this state, or `None` if there is none.
+        """The correct response in this state, or `None` if there is none.
 
-        With `hint`, the agent's own response, what is true in it stays and only what is wrong is replaced.
+        With `hint`, the agent's own response, only the wrong parts are replaced.
         """
         return None
 
     def solvable(self, info: Mapping[str, Any]) -> bool:
-        """Can a success still be reached from this state?"""
+        """Whether success is still possible from this state."""
         return True
 
     def target(self, response: Response, info: Mapping[str, Any]) -> str | None:
-        """What a thought aims at (Points24: the whole formula)."""
+        """The target stated in the thought (Points24: the whole formula)."""
         return None
 
-    # -- for correctors that are language models -------------------------------------------------------------------
+    # -- for LLM correctors ----------------------------------------------------------------------------------------
 
     tools: Sequence[Tool] = ()
-    """What they may call while they judge a step."""
+    """Tools the corrector may call while judging a step."""
     _rubric: Rubric | None = None
 
     @property
     def rubric(self) -> Rubric:
-        """What they are asked about a step. Assign your own; the default asks what can be asked about any game."""
+        """What the corrector is asked about a step. Assign your own; the default works for any game."""
         return self._rubric or general_rubric(self.name, self.format)
 
     @rubric.setter
@@ -124,54 +125,54 @@ class Task(Contract):
         self._rubric = rubric
 
     def public_state(self, info: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The part of `info` that a player may know (Blackjack: without the hole card)."""
+        """The part of `info` that the player may see (Blackjack: not the hole card)."""
         return {}
 
     def believed_info(self, fields: Mapping[str, Any], public_state: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The `info` as it would be if a thought's reading of the picture were true; `None` if that can't be told.
+        """The `info` implied by the thought's reading of the image, or `None` if it can't be derived.
 
-        `judge` with it checks a corrector's answer against itself, without any hidden truth. Raises a `ValueError`
-        where no state fits the reading.
+        Passed to `judge`, it checks a corrector's answer for self-consistency without using hidden state. Raises
+        `ValueError` if no state matches the reading.
         """
         return None
 
     # -- training and evaluation -----------------------------------------------------------------------------------
 
     reward_scale: float = 1.0
-    """What brings rewards to the size of 1 for the value head (`GTRConfig.reward_scale`)."""
+    """Scales rewards to about 1 for the value head (`GTRConfig.reward_scale`)."""
     illegal_reward: float = 0.0
-    """Added to the reward of a step whose response names no legal action, where a random one is played in its place.
-    The environment can't do it: it never sees the illegal action."""
+    """Added to the reward when the response names no legal action and a random one is played instead. The environment
+    can't do this itself: it never sees the illegal action."""
     vectorization: Literal["sync", "processes"] = "sync"
-    """`"processes"`: each environment gets a process of its own (slow, leaking or crashing ones)."""
+    """`"processes"` runs each environment in its own process, for slow, leaky or crash-prone ones."""
     worker_options: Mapping[str, Any] = {}
-    """Options of `WorkerVectorEnv` for these processes, e.g. `{"step_timeout": 30}`."""
+    """`WorkerVectorEnv` options for these processes, e.g. `{"step_timeout": 30}`."""
 
     def metrics(self, transitions: Sequence[Transition]) -> Mapping[str, float]:
-        """More to log about a whole episode, in training and evaluation."""
+        """Extra metrics to log for a complete episode, in training and evaluation."""
         return {}
 
     def difficulty(self, info: Mapping[str, Any]) -> str | None:
-        """What kind of deal this is, from its first `info`. Evaluation shows success by kind, sorted by name."""
+        """The difficulty class, from the first `info`. Evaluation reports success per class, sorted by name."""
         return None
 
     def starts(self) -> Sequence[Mapping[str, Any]] | None:
-        """The `options` of `reset` for each start of evaluation, always in the same order; `None` if deals are random.
+        """The `reset` options of each evaluation start, in a fixed order; `None` if starts are random.
 
-        An evaluation plays every one of them once before any comes again: ALFWorld's games, a fixed set of hands.
+        Evaluation plays each start once before repeating any. Examples: ALFWorld's games, a fixed set of hands.
         """
         return None
 
     def describe_start(self, info: Mapping[str, Any]) -> Mapping[str, str]:
-        """What a result says about its episode's start, from its first `info`: the game file, or the hand.
+        """How results describe an episode's start, from its first `info`: e.g. the game file or the hand.
 
-        The key `source` names what the starts are ("bundled games"), for the tables.
+        The key `source` names the kind of starts ("bundled games") for the tables.
         """
         return {}
 
 
 def general_rubric(name: str, format: ThoughtFormat) -> Rubric:
-    """Questions that can be asked about any game; the agent's prompt, which the corrector sees, has the rules."""
+    """Questions that fit any game; the corrector gets the rules from the agent's prompt."""
     parts = ", ".join(f'"{field.key}"' for field in format.fields)
     return Rubric(
         role=f"You judge one step of an agent that plays {name}. What it was told has the goal and the rules.",
@@ -186,15 +187,15 @@ def general_rubric(name: str, format: ThoughtFormat) -> Rubric:
 
 
 def is_true_thought(judgement: Mapping[str, bool]) -> bool | None:
-    """Are all parts that `Task.judge` looked at true? `None`, unknown, if it looked at none."""
+    """Whether all parts judged by `Task.judge` are true; `None` (unknown) if it judged none."""
     return all(judgement.values()) if judgement else None
 
 
 def contradicts(task: Task, thought: Mapping[str, Any], action: str | None, info: Mapping[str, Any]) -> bool:
-    """Do a thought's own words conclude another action than this one? Not if either names none.
+    """Whether the thought concludes a different action than this one. False if either names none.
 
-    Such a thought is no lesson, however true its reading is: "My total is 20, so I hit" beside "stand" teaches the
-    agent not to mean what it says.
+    Such a thought must not be taught, however accurate its reading: "My total is 20, so I hit" followed by "stand"
+    teaches the agent not to mean what it says.
     """
     concluded = task.format.conclusion(thought)
     if concluded is None or action is None:

@@ -1,4 +1,4 @@
-"""Blackjack in words: read the own total and the dealer's card from the picture, then stand or hit.
+"""The Blackjack task: read your total and the dealer's card from the image, then stand or hit.
 
 {"thoughts": "My total is 16 and the dealer shows 10, so I hit.", "action": "hit"}
 """
@@ -60,7 +60,7 @@ _CHOICE = re.compile(
     r"\b(?:(?P<stand>stand(?:ing)?|stay(?:ing)?)|hit(?:ting)?|draw(?:ing)? (?:a|another|one|one more) card)\b",
     re.IGNORECASE,
 )
-# Words around a choice that say that it isn't made: "don't hit", "if I hit", "a hit would", "the dealer must hit" …
+# Mentioned but not chosen: "don't hit", "if I hit", "a hit would", "the dealer must hit" …
 _NOT_CHOSEN = re.compile(
     rf"""{NOT_CHOSEN}
     |\b(?:a|the|another|any|every|by|(?:risk|danger|chance|fear)\ of)\s*$
@@ -71,7 +71,7 @@ _RULED_OUT = re.compile(
     r"\s+(?:would|could|might|may|can|risks?|loses|busts?|a chance|is not|isn['’]t|will(?: \w+){0,3} (?:bust|lose))\b",
     re.IGNORECASE,
 )
-# … or that speak against it, and so for the other one: "too risky to hit", "hitting is dangerous".
+# … or rejected in favour of the other one: "too risky to hit", "hitting is dangerous".
 _REJECTED = re.compile(
     r"""\b(?:avoid(?:ing)?|against|refuse\ to)\s*$
     |\bno\ (?:need|reason|point)\ (?:to|in)\s*$
@@ -85,37 +85,37 @@ _IS_BEST = re.compile(r"\s+is (?:the |my )?(?:best|better|right|safer|safest|wis
 
 
 def read_total(thoughts: str) -> int | None:
-    """The player's total that the text names.
+    """The player's total named in the text.
 
-    In the first sentence that has the word *total* or *sum* and a number: "16 in total", else the first number after
-    the word, else the last before it. Where there is no such sentence, the same with *I have*, *I hold* and *hand*.
+    "16 in total" wins; else, in the first sentence with *total* or *sum* and a number, the first number after the
+    word, else the last before it. If there is no such sentence, the same with *I have*, *I hold* and *hand*.
     """
     if in_total := _IN_TOTAL.search(thoughts):
         return int(in_total[1])
     for cue in _TOTALS:
         for sentence in SENTENCE.split(thoughts):
-            if match := _beside(sentence, cue, _NUMBER):
+            if match := _nearest(sentence, cue, _NUMBER):
                 return int(match)
     return None
 
 
 def read_dealer(thoughts: str) -> int | None:
-    """The value (ace 1) of the dealer's card that the text names.
+    """The value (ace 1) of the dealer's card named in the text.
 
-    In the first sentence that has the word *dealer* and a rank: the first rank after the word, else the last before.
+    In the first sentence with *dealer* and a rank: the first rank after the word, else the last before it.
     """
     for sentence in SENTENCE.split(thoughts):
-        if match := _beside(sentence, _DEALER, _RANK):
+        if match := _nearest(sentence, _DEALER, _RANK):
             return _VALUES.get(match.casefold()) or int(match)
     return None
 
 
 def read_choice(thoughts: str) -> str | None:
-    """`stand` or `hit`: what the text settles on; `None` if it names both and nothing tells which.
+    """The action the text settles on, `stand` or `hit`; `None` if it is ambiguous.
 
-    "stay" is to stand, "draw a card" to hit. Passed over are reasons ("because hitting …") and what isn't chosen:
-    "I don't hit", "if I hit", "rather than hit", "a hit would …", "the dealer must hit". Where nothing is chosen but
-    one of the two is spoken against ("it is too risky to hit"), it is the other one.
+    "stay" means stand, "draw a card" means hit. Reasons ("because hitting …") and mentions that aren't choices are
+    ignored: "I don't hit", "if I hit", "rather than hit", "a hit would …", "the dealer must hit". If nothing is
+    chosen but exactly one action is rejected ("it is too risky to hit"), it is the other one.
     """
     choices, rejected = [], set()
     for match, before in mentions(thoughts, _CHOICE):
@@ -129,7 +129,7 @@ def read_choice(thoughts: str) -> str | None:
     return "hit" if "stand" in rejected else "stand"
 
 
-def _beside(sentence: str, cue: re.Pattern[str], wanted: re.Pattern[str]) -> str | None:
+def _nearest(sentence: str, cue: re.Pattern[str], wanted: re.Pattern[str]) -> str | None:
     if not (place := cue.search(sentence)):
         return None
     if after := wanted.search(sentence, place.end()):
@@ -139,15 +139,15 @@ def _beside(sentence: str, cue: re.Pattern[str], wanted: re.Pattern[str]) -> str
 
 
 def totals(cards: Sequence[Sequence[Any]]) -> tuple[int, ...]:
-    """What the hand counts, best first: two numbers if an ace counts 11 without going over 21, else one."""
+    """The hand's possible totals, best first: two if an ace can count 11 without going over 21, else one."""
     hard = sum(int(card[0]) for card in cards)
     return (hard + 10, hard) if hard <= 11 and any(int(card[0]) == 1 for card in cards) else (hard,)
 
 
 def best_action(total: int, soft: bool, dealer: int) -> str:
-    """Stand or hit by basic strategy for an endless deck, a dealer who stands on 17, and nothing else to choose from.
+    """Basic strategy for an infinite deck and a dealer who stands on 17, with only stand and hit.
 
-    `dealer` is the value of the shown card, an ace 1.
+    `dealer` is the value of the shown card (ace 1).
     """
     if soft:
         stand = total >= 19 or (total == 18 and 2 <= dealer <= 8)
@@ -167,7 +167,7 @@ class BlackjackTask(Task):
         self, *, env_kwargs: Mapping[str, Any] | None = None, cut: bool = True, thoughts: bool = True
     ) -> None:
         self.env_kwargs = dict(env_kwargs or {})
-        self.cut = cut  # nothing to cut here: a hand that can't be won is over
+        self.cut = cut  # unused: a hand that can't be won is already over
         conclusion = partial(from_thoughts, read_choice)
         self.format = ThoughtFormat(FIELDS if thoughts else (), action_help="stand or hit", conclusion=conclusion)
         self._prompt = PROMPT.format(instructions=self.format.instructions())
@@ -188,7 +188,7 @@ class BlackjackTask(Task):
         return match_action(response.action, ACTIONS) if response.valid else None
 
     def believed_info(self, fields: Mapping[str, Any], public_state: Mapping[str, Any]) -> dict[str, Any]:
-        """The hand that the thought reads, as a single card of its total."""
+        """The hand as the thought reads it, as a single card worth the total."""
         thoughts = str(fields.get("thoughts", ""))
         total, dealer = read_total(thoughts), read_dealer(thoughts)
         if total is None or not 4 <= total <= 21:
@@ -198,7 +198,7 @@ class BlackjackTask(Task):
         return {"Player Card": [[total, "", ""]], "Dealer Card": [[dealer, "", ""]]}
 
     def judge(self, response: Response, info: Mapping[str, Any]) -> dict[str, bool]:
-        """The player's total (either one, where an ace counts both ways) and the value of the dealer's shown card."""
+        """The player's total (either one, if an ace can count both ways) and the value of the dealer's shown card."""
         thoughts = response.fields.get("thoughts")
         if not isinstance(thoughts, str):
             return {"total": False, "dealer": False}
@@ -211,7 +211,7 @@ class BlackjackTask(Task):
         return totals(info["Player Card"])[0] <= 21
 
     def difficulty(self, info: Mapping[str, Any]) -> str:
-        """The total that was dealt: from 12 to 16 both choices are bad."""
+        """By the total dealt: from 12 to 16, both choices are bad."""
         total = totals(info["Player Card"])[0]
         return "11 or less" if total <= 11 else "12 to 16" if total <= 16 else "17 or more"
 
@@ -234,5 +234,5 @@ class BlackjackTask(Task):
 
 
 def _shown(info: Mapping[str, Any]) -> int:
-    """The value of the dealer's open card: the first one dealt. The other one is hidden and read nowhere here."""
+    """The value of the dealer's open card, dealt first. The hidden one is never read here."""
     return int(info["Dealer Card"][0][0])

@@ -1,4 +1,4 @@
-"""Which of its actions does a sentence choose, and which does it only talk about?"""
+"""Tell the action a sentence chooses from actions it only mentions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _REASON = re.compile(
 )
 _CONCLUSION = re.compile(r"\b(?:so(?! that)|therefore|hence|thus|but)\b", re.IGNORECASE)
 _COMMA_OR_CONCLUSION = re.compile(rf",|{_CONCLUSION.pattern}", re.IGNORECASE)
-_REACH = 40  # characters before a choice in which words about it are looked for
+_REACH = 40  # characters of context before a mention
 
-# What stands right before a choice, as parts of a verbose pattern.
+# Matched against the text right before a mention; alternatives for a verbose pattern.
 NOT_CHOSEN = r"""(?:\b(?:not|never|without)\b|n['’]t\b)(?:\s+(?!so\b|I\b)\w+){0,2}\s*["'`“‘(]?$
     |\b(?:no|avoid(?:ing)?|against)\s*$
     |\b(?:than|instead\ of)(?:\ (?:to|go|going))?\s*$
@@ -25,16 +25,17 @@ CHOSEN = r"""\b(?:so(?!\ that)|therefore|hence|thus|action\ is)\b.*$
 
 
 def mentions(text: str, names: re.Pattern[str]) -> Iterator[tuple[re.Match[str], str]]:
-    """Every place where the text names an action, with what stands before it; not those in a reason."""
+    """Yield every mention of an action outside of reasons, with the text before it."""
     for sentence in SENTENCE.split(text):
         for match in names.finditer(without_reasons(sentence, names)):
             yield match, match.string[max(0, match.start() - _REACH) : match.start()]
 
 
 def without_reasons(sentence: str, names: re.Pattern[str]) -> str:
-    """The sentence without what follows "because", "since" or "as": "I stand because …", "Because …, I stand".
+    """Drop reasons, i.e. what follows "because", "since" or "as": "I stand because …", "Because …, I stand".
 
-    Behind an action a reason goes on to the end, or to a "so" or "but"; before any, at most to the next comma.
+    After an action, a reason runs to the end of the sentence or to a "so" or "but"; before one, to the next comma at
+    most.
     """
     kept, at, named = [], 0, False
     while reason := _REASON.search(sentence, at):
@@ -48,7 +49,7 @@ def without_reasons(sentence: str, names: re.Pattern[str]) -> str:
 
 
 def settle(choices: Iterable[tuple[str, bool]]) -> str | None:
-    """The last action with a cue that it is chosen; without any cue, the only one that is named."""
+    """The last action marked as chosen; if none is marked, the only action named; else `None`."""
     choices = list(choices)
     if cued := [name for name, cue in choices if cue]:
         return cued[-1]

@@ -1,7 +1,7 @@
-"""What `Task` and `Corrector` are made of: base classes that check their subclasses where an object is made.
+"""The base of `Task` and `Corrector`: checks a subclass when it is instantiated.
 
-A member without a default must be defined, and a name that comes close to a member's is an error: a default would
-otherwise quietly take the place of what was meant.
+Members without a default must be defined. A name close to a member's is an error: it is probably a typo, and the
+default would silently be used instead.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 _CUTOFF, _MAX_LENGTH_DIFFERENCE = 0.8, 2
-"""How alike two names must be to count as one name misspelt: `correct_one` beside `correct` is no mistake."""
+"""How similar two names must be to count as a typo: `correct_one` is not taken for a misspelt `correct`."""
 
 
 class _CheckedMeta(ABCMeta):
@@ -24,15 +24,15 @@ class _CheckedMeta(ABCMeta):
             if issubclass(each, contract) and each is not contract:
                 _check_spelling(cls, vars(each), {n: v for n, v in members.items() if n not in vars(each)}, contract)
         _check_nothing_missing(cls, sorted(cls.__abstractmethods__), contract)
-        made = super().__call__(*args, **kwargs)
-        inherited = {name: value for name, value in members.items() if not made.defines(name)}
-        _check_spelling(cls, vars(made), inherited, contract)
+        instance = super().__call__(*args, **kwargs)
+        inherited = {name: value for name, value in members.items() if not instance.defines(name)}
+        _check_spelling(cls, vars(instance), inherited, contract)
         _check_nothing_missing(cls, [name for name in inherited if name not in vars(contract)], contract)
-        return made
+        return instance
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        """The constructor's; `inspect.signature` would find that of `__call__`."""
+        """The constructor's signature; `inspect.signature` would otherwise return that of `__call__`."""
         constructor: Any = inspect.getattr_static(cls, "__init__")
         if constructor is object.__init__:
             return inspect.Signature()
@@ -41,13 +41,14 @@ class _CheckedMeta(ABCMeta):
 
 
 class Contract(metaclass=_CheckedMeta):
-    """A base class of which each direct subclass is a contract.
+    """Base class whose direct subclasses are contracts.
 
-    What it declares as `@abstractmethod`, or annotates without giving a value, must be defined; all else is optional.
+    Subclasses of a contract must define its abstract methods and its annotations without a value; the rest is
+    optional.
     """
 
     def defines(self, name: str) -> bool:
-        """Does this object define an optional method itself, or has it the contract's default?"""
+        """Whether this object overrides the contract's default for an optional member."""
         missing = object()
         return inspect.getattr_static(self, name, missing) is not inspect.getattr_static(
             _contract_of(type(self)), name, missing
@@ -55,11 +56,11 @@ class Contract(metaclass=_CheckedMeta):
 
     @classmethod
     def ensure(cls, thing: object) -> Self:
-        """The thing itself; a `TypeError` that says what to do if it doesn't follow the contract."""
+        """Return `thing` unchanged, or raise a helpful `TypeError` if it doesn't implement the contract."""
         if isinstance(thing, cls):
             return thing
         if isinstance(thing, type) and issubclass(thing, cls):
-            raise TypeError(f"{thing.__name__} is a class: pass an object of it, {thing.__name__}(...).")
+            raise TypeError(f"{thing.__name__} is a class: pass an instance, {thing.__name__}(...).")
         raise TypeError(f"{type(thing).__name__} is not a {cls.__name__}: subclass trl_gtr.{cls.__name__}.")
 
 
@@ -68,13 +69,13 @@ def _contract_of(cls: type) -> type:
 
 
 def _members(contract: type) -> dict[str, Any]:
-    """The contract's public names, each with its default; `None` for data without one."""
+    """The contract's public members and their defaults; `None` for attributes without one."""
     names = {**dict.fromkeys(inspect.get_annotations(contract)), **vars(contract)}
     return {name: value for name, value in names.items() if not name.startswith("_")}
 
 
 def _check_spelling(cls: type, defined: Mapping[str, Any], members: Mapping[str, Any], contract: type) -> None:
-    """`defined`: names and values of a class or an object. `members`: those it could have meant to define."""
+    """Compare the names `defined` by a class or instance with the `members` it may have meant to override."""
     known = _members(contract)
     for name, value in defined.items():
         if name.startswith("_") or name in known:

@@ -1,4 +1,4 @@
-"""NumberLine in words: read two numbers from the picture and walk from one to the other.
+"""The NumberLine task: read two numbers from the image and walk from one to the other.
 
 {"current number": 1, "target number": 4, "thoughts": "The current number 1 is below the target 4, so I go up with
 +.", "action": "+"}
@@ -69,10 +69,10 @@ _RULED_OUT = re.compile(
 
 
 def named_direction(thoughts: str) -> str | None:
-    """`+` or `-`: the direction that the text settles on, by its sign or by a word such as *up* or *decrease*.
+    """The direction the text settles on, `+` or `-`, named by its sign or a word such as *up* or *decrease*.
 
-    Passed over are reasons and what isn't chosen: "not -", "rather than up", "- would lead away". `None` too if both
-    are named and nothing tells which is meant.
+    Reasons and mentions that aren't choices are ignored: "not -", "rather than up", "- would lead away". `None` if it
+    is ambiguous.
     """
     return settle(
         (match["sign"] or ("+" if match["up"] else "-"), bool(_CHOSEN.search(before)))
@@ -92,7 +92,7 @@ class NumberLineTask(Task):
         self, *, env_kwargs: Mapping[str, Any] | None = None, cut: bool = True, thoughts: bool = True
     ) -> None:
         self.env_kwargs = dict(env_kwargs or {})
-        self.cut = cut  # nothing to cut here: every state can still be won
+        self.cut = cut  # unused: every state can still be won
         conclusion = partial(from_thoughts, named_direction)
         self.format = ThoughtFormat(FIELDS if thoughts else (), action_help="- or +", conclusion=conclusion)
         self._prompt = PROMPT.format(
@@ -115,7 +115,7 @@ class NumberLineTask(Task):
         return match_action(response.action, ACTIONS, signs=True) if response.valid else None
 
     def believed_info(self, fields: Mapping[str, Any], public_state: Mapping[str, Any]) -> dict[str, Any]:
-        """The state in which the thought's two numbers are right."""
+        """The state if both numbers are as the thought reads them."""
         current, target = (fields.get(key) for key in ("current number", "target number"))
         highest = self.env_kwargs.get("max_position", 5)
         if not (current in range(highest + 1) and target in range(highest + 1)):
@@ -125,7 +125,7 @@ class NumberLineTask(Task):
         return {"Current": current, "Target": target}
 
     def judge(self, response: Response, info: Mapping[str, Any]) -> dict[str, bool]:
-        """Both numbers, and whether the direction that the thought settles on and the action lead to the target."""
+        """Both numbers, and whether the thought's direction and the action lead to the target."""
         right, thoughts = _right_action(info), response.fields.get("thoughts")
         action = match_action(response.action, ACTIONS, signs=True)
         return {
@@ -153,11 +153,11 @@ class NumberLineTask(Task):
         return self.format.respond(thought, action)
 
     def success(self, transitions: Sequence[Transition]) -> bool:
-        """The target was reached: the only way in which an episode terminates."""
+        """Whether the target was reached: the only way an episode terminates."""
         return bool(transitions) and transitions[-1].terminated
 
     def metrics(self, transitions: Sequence[Transition]) -> dict[str, float]:
-        """`no_wrong_move`: the original's success, a return above 0."""
+        """`no_wrong_move`: the original game's definition of success, a return above 0."""
         return {"no_wrong_move": float(sum(transition.reward for transition in transitions) > 0)}
 
 

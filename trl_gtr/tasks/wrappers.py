@@ -1,4 +1,4 @@
-"""What `make_env` puts around a card game: an end for hopeless episodes, a pool of hands, infos that stay."""
+"""Wrappers around the card games: cutting hopeless episodes, dealing from a pool of hands, copying infos."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _SUITS = "HSDC"
 
 
 class CutHopeless(gym.Wrapper):
-    """Ends episodes that can't be won any more, and marks ends that have no future for the advantages.
+    """Ends episodes that can no longer be won, and marks which ends must not be bootstrapped.
 
-    - *Dead end*: no completion of the formula reaches the target. The step pays -1 if it earned 0 itself.
-    - *Unsolvable deal*: no formula at all. Ended after the first step and not punished: no action was at fault.
+    - *Dead end*: no completion of the formula reaches the target. The step's reward is -1 if it would be 0.
+    - *Unsolvable deal*: the hand has no solution. Ends after the first step without a penalty: no action was at fault.
 
-    Both set `truncated`, `info["cut"]` and `info["bootstrap"] = False`; a reward just earned is never overwritten.
-    `cut=False` switches them off. An over-long formula, which the game itself truncates, always gets the mark: the
-    state shows the limit, so its value must not be bootstrapped. Infos are handed out as copies.
+    Both set `truncated`, `info["cut"]` and `info["bootstrap"] = False`; a nonzero reward is never overwritten.
+    `cut=False` turns them off. `bootstrap` is always False for an over-long formula, which the game itself truncates:
+    the limit is visible in the state. Infos are copies.
     """
 
     def __init__(self, env: gym.Env, rules: PointsRules, *, cut: bool = True) -> None:
@@ -57,7 +57,7 @@ class CutHopeless(gym.Wrapper):
 
 
 class InfoCopies(gym.Wrapper):
-    """Hands out infos whose lists stay as they are."""
+    """Returns infos whose lists later steps don't change."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
@@ -69,10 +69,10 @@ class InfoCopies(gym.Wrapper):
 
 
 class HandPool(gym.Wrapper):
-    """Deals from a fixed list of hands, chosen with the environment's own seeded generator.
+    """Deals from a fixed list of hands, drawn with the environment's seeded generator.
 
-    A card is a name ("H4": suit and rank, the ten is T) or a rank alone ("4", "10", "K"), which gets a new suit with
-    every deal. `reset(options={"hand": 3})` deals the fourth of the list; `{"cards": …}` still sets any hand.
+    A card is a name ("H4": suit and rank, T for ten) or just a rank ("4", "10", "K"), which gets a random suit in
+    every deal. `reset(options={"hand": 3})` deals the fourth hand; `{"cards": …}` still sets any hand.
     """
 
     def __init__(self, env: gym.Env, hands: Sequence[Sequence[str]]) -> None:
@@ -95,8 +95,8 @@ class HandPool(gym.Wrapper):
         observation, info = self.env.reset(options={**others, "cards": hand})
         if list(info["Cards"]) != hand:
             raise ValueError(
-                f"The environment deals {list(info['Cards'])} where {hand} was asked for. hands=… needs the games of "
-                "trl_gtr.environments; the original gym_cards can't be told what to deal."
+                f"The environment dealt {list(info['Cards'])} instead of {hand}. hands=… needs the games in "
+                "trl_gtr.environments; the original gym_cards can't deal given hands."
             )
         return observation, info
 
@@ -108,5 +108,5 @@ class HandPool(gym.Wrapper):
 
 
 def _copied(info: Mapping[str, Any]) -> dict[str, Any]:
-    """The original games hand out their live lists, which the next step changes."""
+    """The original games return their internal lists, which the next step modifies."""
     return {key: list(value) if isinstance(value, list) else value for key, value in info.items()}

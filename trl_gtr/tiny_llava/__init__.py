@@ -1,7 +1,7 @@
-"""The embedded models, LLaVAs of a million parameters: `tiny` for the four card games, `tiny-alfworld` for ALFWorld.
+"""The embedded models, LLaVAs with a million parameters: `tiny` for the four card games, `tiny-alfworld` for ALFWorld.
 
-`load_policy("tiny")` gives a shipped start, half-trained on purpose; `build()` a fresh random one; `path()` the folder
-of the weights. How they were made, and what they can do: docs/tiny_llava.md.
+`load_policy("tiny")` loads the shipped weights, deliberately half-trained; `build()` creates a randomly initialised
+model; `path()` is the folder with the weights. How they were made and what they can do: docs/tiny_llava.md.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def _alfworld_pieces() -> list[str]:
 
 @dataclass(frozen=True)
 class Variant:
-    """What makes one embedded model differ from the other."""
+    """What differs between the embedded models."""
 
     folder: str
     pieces: Callable[[], list[str]]
-    """The texts that are one token each."""
+    """Texts that are single tokens."""
     image_size: int
     patch_size: int
 
@@ -44,26 +44,26 @@ VARIANTS = {
 
 
 def path(name: str = "tiny") -> Path:
-    """The folder with shipped weights, tokenizer and image processor: an ordinary `from_pretrained` folder."""
+    """The folder with the shipped weights, tokenizer and image processor, for `from_pretrained`."""
     return Path(__file__).parent / VARIANTS[name].folder
 
 
 def name_of(model: str) -> str:
-    """`"tiny"` for the folder of the shipped model, wherever the package lies; any other name or path as it is."""
+    """The name (`"tiny"`) if `model` is a shipped model's folder; any other name or path unchanged."""
     shipped = {f"tiny_llava/{variant.folder}": name for name, variant in VARIANTS.items()}
     return shipped.get("/".join(Path(model).parts[-2:]), model)
 
 
 def figures() -> list[dict[str, Any]]:
-    """What the weights of "tiny" were measured to do, a row per game and mode.
+    """Measured performance of the "tiny" weights, one row per game and mode.
 
-    `examples/benchmarks/tiny_start.py` writes the file.
+    Written by `examples/benchmarks/tiny_start.py`.
     """
     return json.loads((Path(__file__).parent / "figures.json").read_text("utf-8"))
 
 
 def build(seed: int = 0, name: str = "tiny", **sizes: int) -> tuple[Any, Any]:
-    """A fresh model and its processor. `sizes` are those of `model.build_model`."""
+    """A randomly initialised model and its processor. `sizes` are passed to `model.build_model`."""
     from .model import build_model, build_processor
 
     variant = VARIANTS[name]
@@ -72,11 +72,11 @@ def build(seed: int = 0, name: str = "tiny", **sizes: int) -> tuple[Any, Any]:
 
 
 def save(model: Any, processor: Any, folder: str | Path) -> None:
-    """Write a `from_pretrained` folder with the weights in half precision; they come back as float32."""
+    """Write a `from_pretrained` folder with weights in half precision; they load as float32."""
     halves = {name: weight.detach().half() for name, weight in model.state_dict().items() if name != "lm_head.weight"}
-    model.save_pretrained(folder, state_dict=halves)  # the LM head is the embedding: kept once
+    model.save_pretrained(folder, state_dict=halves)  # the LM head is tied to the embedding: saved once
     processor.save_pretrained(folder)
-    (Path(folder) / "model.safetensors").chmod(0o644)  # safetensors writes it for its owner only
+    (Path(folder) / "model.safetensors").chmod(0o644)  # safetensors makes it readable by its owner only
 
 
 __all__ = ["VARIANTS", "build", "figures", "name_of", "path", "save"]

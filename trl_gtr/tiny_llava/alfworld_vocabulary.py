@@ -1,7 +1,7 @@
-"""The words of the ALFWorld model: kinds of things and places, numbers, and the fixed parts of all sentences.
+"""The ALFWorld model's vocabulary: kinds of objects and places, numbers, and the fixed parts of all sentences.
 
-"take mug 2 from desk 1" is six tokens: the verb, a kind, a number, " from ", a kind, a number. So what is learned
-about one mug is learned about every mug.
+"take mug 2 from desk 1" is six tokens: the verb, a kind, a number, " from ", a kind, a number. What the model learns
+about one mug thus applies to every mug.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .vocabulary import BLANK
 NUMBERS = tuple(f" {number}" for number in range(1, 13))
 VERBS = ("go to ", "take ", "move ", "put ", "open ", "close ", "clean ", "heat ", "cool ", "use ", "examine ")
 COMMANDS = ("help", "inventory", "look", "none", " from ", " to ", " in/on ", " with ")
-# How ALFWorld words its tasks: "put a hot mug in desk", "find two pens and put them in drawer".
+# How ALFWorld phrases its tasks: "put a hot mug in desk", "find two pens and put them in drawer".
 TASKS = (
     *("put a clean ", "put a hot ", "put a cool ", "put a ", "put some ", "put two ", "find two ", "look at "),
     *("clean some ", "heat some ", "cool some ", "examine the ", " and put it in ", " and put them in "),
@@ -26,14 +26,14 @@ STATES = ("hot", "cool", "clean")
 
 
 def pieces() -> list[str]:
-    """Every part that is one token, without repetition, always in the same order."""
+    """All single-token parts, without duplicates, in a fixed order."""
     found = dict.fromkeys([*prompt_parts(), *sentence_parts(), *TASKS, *VERBS, *(f", {verb}" for verb in VERBS)])
     found |= dict.fromkeys([*COMMANDS, *NUMBERS, *sorted(THINGS | PLACES)])
     return [piece for piece in found if len(piece) > 1]
 
 
 def prompt_parts() -> list[str]:
-    """What all prompts have in common."""
+    """The text common to all prompts."""
     info = {"task": BLANK, "previous_actions": [BLANK], "admissible_commands": [BLANK]}
     return [
         part
@@ -43,7 +43,7 @@ def prompt_parts() -> list[str]:
 
 
 def sentence_parts() -> list[str]:
-    """What stands between the names in the expert's responses. The action's key begins a part of its own."""
+    """The text between the names in the expert's responses. The action key starts a new part."""
     form = make_task("alfworld").format
     opening, closing = form.render_thought({"thoughts": BLANK}).split(BLANK)
     before, after = form.render({"thoughts": BLANK}, BLANK).split(BLANK)[1:]

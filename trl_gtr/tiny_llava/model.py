@@ -1,4 +1,4 @@
-"""A LLaVA small enough for a laptop: transformers' own classes, made from a small config."""
+"""A LLaVA small enough for a laptop: transformers' own classes with a small config."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transformers import (
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 INITIALIZER_RANGE = 0.08
-"""The usual 0.02 is made for wide layers; in these narrow ones it would keep signals too small to learn from soon."""
+"""The usual 0.02 suits wide layers; in these narrow ones, activations would be too small to learn quickly."""
 SPECIAL = {
     "pad_token": "<pad>",
     "eos_token": "</s>",
@@ -45,7 +45,7 @@ CHAT_TEMPLATE = """\
 
 
 def build_tokenizer(pieces: Sequence[str]) -> PreTrainedTokenizerFast:
-    """Bytes, and the tasks' fixed parts as added tokens; ids → text is exact for every text."""
+    """A byte-level tokenizer with the tasks' fixed parts as added tokens; decoding is lossless for every text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: index for index, token in enumerate([*SPECIAL.values(), *alphabet])}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -75,7 +75,7 @@ def build_processor(pieces: Sequence[str], image_size: int, patch_size: int) -> 
         tokenizer=build_tokenizer(pieces),
         patch_size=patch_size,
         vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,  # the class token, which "default" leaves out
+        num_additional_image_tokens=1,  # the class token, which "default" drops
         chat_template=CHAT_TEMPLATE,
     )
 

@@ -1,5 +1,4 @@
-"""The games of ALFWorld from which its embedded model has learned: generated ones that are in no split, in the room
-layouts of training."""
+"""The ALFWorld games that the embedded model was trained on: generated, in no split, with training room layouts."""
 
 from __future__ import annotations
 
@@ -10,6 +9,6 @@ ALFWORLD_TASK_TYPE = "pick_and_place_simple"
 
 
 def alfworld_practice(count: int = 320) -> list[str]:
-    """Names of generated games that are in no split, in the room layouts of training only."""
+    """Names of generated games that are in no split and use only training room layouts."""
     seeds = [seed for seed in range(SEEDS, SEEDS + 10 * count) if seed % LAYOUTS not in UNSEEN_LAYOUTS]
     return [f"bundled:{ALFWORLD_TASK_TYPE}/{seed}" for seed in seeds[:count]]

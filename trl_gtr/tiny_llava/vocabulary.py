@@ -1,8 +1,8 @@
 """The tiny model's vocabulary: single bytes, and the fixed parts of prompts and responses as one token each.
 
-Whatever a task always says in the same words needs no spelling: a whole Points24 prompt is the begin of it, the
-formula symbol by symbol, and the rest. The parts are cut out of the tasks' own prompts, formats and sentences, so that
-they can't drift apart from them. Any other text is spelled byte by byte.
+A Points24 prompt, for example, is one token for its beginning, the formula symbol by symbol, and one token for the
+rest. The parts are extracted from the tasks' own prompts, formats and sentences, so they always match. Any other text
+is encoded byte by byte.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from ..tasks.points import thoughts as points_thoughts
 
 GAMES = ("points24", "ezpoints", "number_line", "blackjack")
 BLANK = "987654321"
-"""Stands where a response varies; a text and a number at once, so that it fits every kind of field."""
-# What fills the blanks by more than one character.
+"""Placeholder for the variable parts of a response; valid as text and as a number, so that it fits every field."""
+# Fillers longer than one character.
 NUMBERS = tuple(str(number) for number in range(10, 22))
 WORDS = ("below", "above", "up", "down", "soft ", *blackjack.ACTIONS)
 
 
 def pieces() -> list[str]:
-    """Every part that is one token, without repetition, always in the same order."""
+    """All single-token parts, without duplicates, in a fixed order."""
     found: dict[str, None] = {}
     for name in GAMES:
         for thoughts in (True, False):
@@ -33,12 +33,12 @@ def pieces() -> list[str]:
 
 
 def prompt_parts(task: Task) -> list[str]:
-    """What all prompts of a task have in common: all but the formula, where it has one."""
+    """The text common to all prompts of a task: everything except the formula, if there is one."""
     return task.prompt(None, {"Formula": [BLANK]}).split(BLANK)
 
 
 def response_parts(task: Task) -> Iterator[str]:
-    """What stands between the blanks of the expert's responses. The action's key begins a part of its own."""
+    """The text between the blanks in the expert's responses. The action key starts a new part."""
     for thoughts in _sentences(task):
         values: Mapping[str, Any] = {"thoughts": thoughts, "cards": [BLANK, BLANK]}
         thought = {field.key: values.get(field.key, BLANK) for field in task.format.fields}

@@ -151,7 +151,7 @@ def test_named_games() -> None:
         ({"games": "all"}, "games must be 'auto'"),
         ({"games": "data"}, "alfworld-download"),
         ({"games": ["/nowhere/game.tw-pddl"]}, "there is no game at"),
-        ({"games": ["bundled:pick_and_place_simple/7"], "task_types": ["look_at_obj_in_light"]}, "Take out a filter"),
+        ({"games": ["bundled:pick_and_place_simple/7"], "task_types": ["look_at_obj_in_light"]}, "Remove a filter"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: dict[str, object], message: str) -> None:

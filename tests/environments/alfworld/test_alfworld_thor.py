@@ -340,7 +340,7 @@ def test_check_says_what_is_there(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     able = 'can run: backend="text" on bundled games' in done.stdout
     assert done.returncode == (0 if able else 1)
-    assert "360, made when they are played" in done.stdout
+    assert "360, generated when played" in done.stdout
     assert able or 'pip install "trl-gtr[alfworld]"' in done.stdout
 
 

@@ -1,7 +1,7 @@
 """ALFWorld: household tasks as a gymnasium environment, `trl_gtr/ALFWorld-v0`.
 
-Importing this package needs nothing but numpy and Pillow; playing needs `pip install "trl-gtr[alfworld]"`.
-`python -m trl_gtr.environments.alfworld --check` says what is there and what is missing.
+Importing this package needs only numpy and Pillow; playing needs `pip install "trl-gtr[alfworld]"`.
+`python -m trl_gtr.environments.alfworld --check` reports what is installed and what is missing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m trl_gtr.environments.alfworld --check`: what can run here, and what is missing for the rest."""
+"""`python -m trl_gtr.environments.alfworld --check`: report what can run here, and what the rest needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .check import report
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m trl_gtr.environments.alfworld", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="say what is there and what is missing")
+    parser.add_argument("--check", action="store_true", help="report what is installed and what is missing")
     if not parser.parse_args().check:
         parser.print_help()
         return 2

@@ -1,4 +1,4 @@
-"""What an ALFWorld engine gives to the environment, be it text or THOR."""
+"""The interface between the ALFWorld environment and its engines, text and THOR."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class Moment:
     admissible_commands: list[str]
     won: bool
     goal_rate: float
-    """The share of the goal's conditions that hold."""
+    """The fraction of goal conditions that hold."""
     view: dict[str, Any]
-    """What can be seen, in words; see `World.view`."""
+    """What is visible, in words; see `World.view`."""
     plan: Plan
 
 
 class Backend(Protocol):
-    """One game at a time."""
+    """Plays one game at a time."""
 
     goal: Goal | None
-    """Of the game that has been started."""
+    """The goal of the current game."""
 
     def start(self, game: Game, seed: int) -> Moment:
-        """Begin a game from its start. What is left to chance in it follows the seed."""
+        """Start a game. All randomness in it follows the seed."""
 
     def step(self, command: str) -> Moment:
         """Execute an admissible command."""

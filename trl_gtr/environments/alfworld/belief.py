@@ -1,7 +1,7 @@
-"""What an agent can know of a room from the game's words alone.
+"""What an agent can know about a room from the game's text alone.
 
-THOR gives frames and text but no facts. This follows the text, command by command, and keeps the result in the form of
-a `World`, so that the planner and the judge work there as they do on the text games.
+THOR provides frames and text but no facts. `Belief` follows the text, command by command, and produces a `World`, so
+that the planner and the judge work as they do for the text games.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _TREATED = {"heat": ("hot", "cool"), "cool": ("cool", "hot"), "clean": ("clean",
 
 
 class Belief:
-    """The room as far as the texts have shown it.
+    """The room as far as the text has revealed it.
 
     Args:
         intro: The game's first text, which lists the receptacles.
         openable: Kinds of receptacles that have a door.
-        can_contain: Kinds of receptacle and object that go together.
+        can_contain: Compatible pairs of receptacle kind and object kind.
     """
 
     def __init__(self, intro: str, openable: frozenset[str], can_contain: frozenset[tuple[str, str]]) -> None:
@@ -47,7 +47,7 @@ class Belief:
         """Command → the receptacle's state when nothing happened."""
 
     def follow(self, command: str, feedback: str) -> None:
-        """Take in what happened after a command."""
+        """Update the belief with the outcome of a command."""
         match = _COMMAND.match(as_move(command))
         if match is None:
             return
@@ -56,7 +56,7 @@ class Belief:
         if nothing:
             self._refused[match[0]] = self._receptacle(match[0])
         if verb in ("heat", "cool"):
-            # Both end with a closed door, also where they fail, as they do at an open one.
+            # Both leave the door closed, even when they fail, which they do if it is open.
             self.opened.discard(second)
         if nothing:
             return
@@ -83,11 +83,11 @@ class Belief:
         self._read(feedback)
 
     def refused(self) -> frozenset[str]:
-        """Commands that did nothing, and would do nothing again: what they touch is as it was."""
+        """Commands that did nothing and would do nothing again, because their receptacle hasn't changed."""
         return frozenset(command for command, state in self._refused.items() if state == self._receptacle(command))
 
     def _receptacle(self, command: str) -> tuple[bool, tuple[str, ...]]:
-        """Is the receptacle that a command names open, and what is known to be in it? Of a lamp nothing changes."""
+        """Whether the command's receptacle is open, and its known contents. Constant for a lamp."""
         match = _COMMAND.match(command)
         assert match is not None
         place = match["second"] or match["first"]
@@ -103,7 +103,7 @@ class Belief:
             self.seen.setdefault(self.here, [])
 
     def world(self) -> World:
-        """Every receptacle stands in a place of its own, named after it; nothing is known to share one."""
+        """The belief as a `World` in which every receptacle has its own place, named after it."""
         return World(
             location=self.here,
             locations={name: name for name in self.room},

@@ -1,4 +1,4 @@
-"""What of ALFWorld can run here, and what would have to be installed for the rest."""
+"""Check which parts of ALFWorld can run here, and what the rest needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ THOR_BUILDS = "~/.ai2thor/releases"
 
 @dataclass(frozen=True)
 class Finding:
-    """One piece: is it there, what was found, and what to do if not."""
+    """One requirement: whether it is met, what was found, and what to do if it isn't."""
 
     name: str
     there: bool
@@ -36,7 +36,7 @@ def text_findings() -> list[Finding]:
         _package("alfworld", "alfworld", install),
         _package("textworld", "textworld", install),
         _package("fast_downward", "fast-downward-textworld", install),
-        Finding("bundled games", True, f"{count}, made when they are played; no download"),
+        Finding("bundled games", True, f"{count}, generated when played; no download"),
     ]
 
 
@@ -68,14 +68,13 @@ def thor_findings() -> list[Finding]:
 
 
 def missing_for_thor() -> list[Finding]:
-    """What THOR still needs, whatever is played. Nor is the Unity build counted: ai2thor fetches it when it first
-    starts."""
-    needless = ("Unity build", data_finding().name)
-    return [finding for finding in thor_findings() if not finding.there and finding.name not in needless]
+    """What THOR needs in any case. Not the Unity build, which ai2thor downloads when first started."""
+    ignored = ("Unity build", data_finding().name)
+    return [finding for finding in thor_findings() if not finding.there and finding.name not in ignored]
 
 
 def report() -> tuple[str, bool]:
-    """The whole story, and whether the text backend can run."""
+    """The full report, and whether the text backend can run."""
     text, thor, data = text_findings(), thor_findings(), data_finding()
     playable = all(finding.there for finding in text)
     verdicts = {
@@ -89,26 +88,26 @@ def report() -> tuple[str, bool]:
 
 
 def _package(module: str, distribution: str, remedy: str) -> Finding:
-    # By its metadata, not by importing: a script of the same name in the current folder is no package.
+    # Check the metadata instead of importing: a script in the current folder could have the same name.
     try:
         version = importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return Finding(module, False, "not installed", remedy)
     tested = TESTED.get(distribution, version)
-    return Finding(module, True, version if version == tested else f"{version} (made for {tested})")
+    return Finding(module, True, version if version == tested else f"{version} (tested with {tested})")
 
 
 def _opencv() -> Finding:
-    """It goes by several distributions (opencv-python, -headless, -contrib…), so only importing it tells."""
+    """Several distributions provide it (opencv-python, -headless, -contrib…), so try importing it."""
     try:
         import cv2
-    except ImportError as error:  # also where it is installed, but a library such as libGL isn't
+    except ImportError as error:  # also if it is installed, but a library such as libGL isn't
         return Finding("cv2", False, str(error), "pip install opencv-python-headless, which needs no libGL")
     return Finding("cv2", True, cv2.__version__)
 
 
 def _display() -> Finding:
-    """An X server answers under a socket that bears its number."""
+    """Check that an X server answers on the socket for its display number."""
     display = os.environ.get("DISPLAY", "")
     remedy = (
         "ai2thor 2.1.0 has no headless mode: start an X server with GL, e.g. with the startx.py of the ALFRED "
@@ -130,5 +129,5 @@ def _build() -> Finding:
         "Unity build",
         bool(builds),
         ", ".join(builds) or f"none in {THOR_BUILDS}",
-        "ai2thor downloads it when it first starts; without internet copy thor-201909061227-Linux64 there",
+        "ai2thor downloads it when first started; without internet, copy thor-201909061227-Linux64 there",
     )

@@ -1,7 +1,7 @@
-"""Which admissible command does a text name?
+"""Match a text to an admissible command.
 
-ALFWorld speaks two dialects: games up to 0.3 and THOR say "put mug 1 in/on desk 1", games of 0.4 say "move mug 1 to
-desk 1". Both are understood everywhere.
+ALFWorld has two dialects: games up to 0.3 and THOR say "put mug 1 in/on desk 1", 0.4 games say "move mug 1 to desk 1".
+Both are accepted everywhere.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _AROUND = " \t\r\n\"'`“”‘’.,;:!"
 
 
 def project(text: str, admissible: Sequence[str]) -> str | None:
-    """The one admissible command that the text names, or `None`.
+    """The one admissible command named by the text, or `None`.
 
-    The text is the command, or holds it as whole words; of several the longest counts. "drawer 1" is never "drawer
-    10", nor any of "drawer 1-12", and where two different commands are equally long none of them is taken. Commands
-    that name nothing (look, help, inventory) are words of any sentence: they must be all that is said.
+    The text is the command or contains it as whole words; of several, the longest counts. "drawer 1" never matches
+    "drawer 10" or "drawer 1-12", and two different commands of equal length cancel out. Commands without an object
+    (look, help, inventory) could appear in any sentence, so they must be the whole text.
     """
     said = _plain(text)
     commands = {_plain(command): command for command in admissible}
@@ -33,17 +33,17 @@ def project(text: str, admissible: Sequence[str]) -> str | None:
 
 
 def as_put(command: str) -> str:
-    """A command in the dialect that THOR's controller reads."""
+    """The command in the dialect of THOR's controller."""
     return _MOVE.sub(r"put \g<thing> in/on \g<place>", command)
 
 
 def as_move(command: str) -> str:
-    """A command in the dialect of the text games of 0.4."""
+    """The command in the dialect of the 0.4 text games."""
     return _PUT.sub(r"move \g<thing> to \g<place>", command)
 
 
 def _plain(text: str) -> str:
-    """Lower case, single spaces, nothing around it, and one dialect."""
+    """Normalise case, whitespace, surrounding characters and dialect."""
     return as_move(" ".join(text.split()).strip(_AROUND).casefold())
 
 

@@ -1,7 +1,7 @@
-"""The scene as somebody sees it who stands there: the receptacles in front, what is in them, and the hand.
+"""Draw the scene from the agent's point of view: the receptacles in front, their contents, and the hand.
 
-Nothing that is closed or elsewhere is in the picture: it is drawn from a view (`World.view`), which has none of it.
-Parts are drawn once and kept; a picture then takes about a millisecond.
+Nothing behind a closed door or elsewhere is visible: the image is drawn from a view (`World.view`), which excludes it.
+Parts are drawn once and cached; an image then takes about a millisecond.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from .icons import BADGES, Colour, badge, darker, icon
 from .world import kind_of
 
 SIZE = 300
-FLOOR = 236  # where the floor of the room begins
-HAND = 250  # the hand's band begins here
+FLOOR = 236  # top of the floor
+HAND = 250  # top of the hand's band
 TITLE = 18
-ICON_SIZES = (92, 80, 70, 60, 52, 46, 40, 34, 28, 24, 20, 16, 12)  # few, so that each is drawn once
-NARROWEST = 0.6  # of its width; a name that would be squeezed more gets two lines
+ICON_SIZES = (92, 80, 70, 60, 52, 46, 40, 34, 28, 24, 20, 16, 12)  # few sizes, so that the cache works
+NARROWEST = 0.6  # of its width; a name that would be squeezed further gets two lines
 INK: Colour = (28, 28, 34)
 PAPER: Colour = (255, 253, 246)
 SKIN: Colour = (238, 186, 148)
@@ -40,7 +40,7 @@ _TELLING = {
     "kitchen": {"fridge", "microwave", "stoveburner", "coffeemachine", "toaster"},
     "bedroom": {"bed"},
 }
-# Where a long name may be broken: "papertowel" / "roll 1".
+# Where long names may be split: "papertowel" / "roll 1".
 _LAST_WORDS = (
     *("ball", "basin", "bat", "bear", "bottle", "box", "brush", "burner", "can", "card", "clock", "control", "hamper"),
     *("hanger", "holder", "knife", "lamp", "machine", "paper", "phone", "plant", "racket", "roll", "shaker", "sponge"),
@@ -49,13 +49,13 @@ _LAST_WORDS = (
 
 
 def room_kind(receptacles: Sequence[str]) -> str:
-    """Kitchen, bathroom, bedroom or living room, by what stands in it."""
+    """Kitchen, bathroom, bedroom or living room, judged by its receptacles."""
     kinds = {kind_of(name) for name in receptacles}
     return next((room for room, telling in _TELLING.items() if kinds & telling), "living room")
 
 
 def draw_scene(view: Mapping[str, Any]) -> np.ndarray:
-    """The picture of a view: uint8, (300, 300, 3)."""
+    """The image of a view: uint8, (300, 300, 3)."""
     picture = _background(room_kind(view["room"])).copy()
     states = {thing: set(words) for thing, words in view["states"]}
     if view["here"]:
@@ -108,7 +108,7 @@ def _draw_receptacle(
 
 
 def _places(inside: tuple[int, int, int, int], count: int) -> list[tuple[int, int, int, int]]:
-    """As many places as things, in the grid that lets them be largest."""
+    """One place per object, in the grid that allows the largest size."""
     width, height = inside[2] - inside[0], inside[3] - inside[1]
 
     def size(columns: int) -> float:
@@ -120,11 +120,11 @@ def _places(inside: tuple[int, int, int, int], count: int) -> list[tuple[int, in
 def _draw_thing(
     picture: Image.Image, place: tuple[int, int, int, int], thing: str, words: set[str], dark: bool
 ) -> None:
-    """The thing with its name below it, and badges for what was done to it."""
+    """Draw the object with its name below it and badges for its states."""
     left, top, right, bottom = place
     lettering = 12 if bottom - top >= 50 else 10
     text, lines = _name(thing, right - left, lettering, light=dark)
-    height = bottom - top - lettering * lines - 1  # what the name leaves
+    height = bottom - top - lettering * lines - 1  # what is left above the name
     size = next((size for size in ICON_SIZES if size <= min(right - left - 2, height)), ICON_SIZES[-1])
     image = icon(kind_of(thing), size, "on" in words)
     x, y = (left + right - size) // 2, top + (height - size) // 2
@@ -141,7 +141,7 @@ def _draw_badges(picture: Image.Image, right: int, top: int, size: int, words: s
 
 
 def _draw_room(picture: Image.Image, receptacles: Sequence[str]) -> None:
-    """From the middle of the room: everything that one could go to, closed and from afar."""
+    """The view from the middle of the room: all receptacles, closed and at a distance."""
     title = _label("middle of the room", SIZE - 20, 14, plate=True)
     picture.paste(title, ((SIZE - title.width) // 2, 3), title)
     area = (4, TITLE + 6, SIZE - 4, HAND - 2)
@@ -173,7 +173,7 @@ def _draw_hand(picture: Image.Image, holding: str, states: Mapping[str, set[str]
 
 @lru_cache(maxsize=2)
 def _hand(full: bool) -> Image.Image:
-    """The band at the lower edge: a hand that points at what it holds, or an open one."""
+    """The band at the lower edge: a hand pointing at the object it holds, or an open hand."""
     scale, width, height = 4, SIZE, SIZE - HAND
     band = Image.new("RGB", (width * scale, height * scale), (64, 58, 66))
     draw = ImageDraw.Draw(band)
@@ -199,7 +199,7 @@ def _hand(full: bool) -> Image.Image:
 
 
 def _name(name: str, max_width: int, height: int, light: bool = False) -> tuple[Image.Image, int]:
-    """The lettering of a name, and on how many lines: two where one would be hard to read."""
+    """The lettering of a name and its number of lines: two if one would be hard to read."""
     if max_width >= NARROWEST * _lettering(name, height, light, False).width:
         return _label(name, max_width, height, light), 1
     return _two_lines(name, max_width, height, light), 2
@@ -209,7 +209,7 @@ def _name(name: str, max_width: int, height: int, light: bool = False) -> tuple[
 def _two_lines(name: str, max_width: int, height: int, light: bool) -> Image.Image:
     lines = broken(name)
     widest = max(_lettering(line, height, light, False).width for line in lines)
-    smaller = height if max_width >= NARROWEST * widest else height - 2  # still too narrow: smaller letters help
+    smaller = height if max_width >= NARROWEST * widest else height - 2  # still too narrow: use smaller letters
     labels = [_label(line, max_width, smaller, light) for line in lines]
     board = Image.new("RGBA", (max(label.width for label in labels), labels[0].height + height))
     for place, label in enumerate(labels):
@@ -218,14 +218,14 @@ def _two_lines(name: str, max_width: int, height: int, light: bool) -> Image.Ima
 
 
 def broken(name: str) -> tuple[str, str]:
-    """A name on two lines: `"papertowelroll 1"` → `("papertowel", "roll 1")`; else the number goes to the second."""
+    """Split a name into two lines: `"papertowelroll 1"` → `("papertowel", "roll 1")`; by default before the number."""
     kind, _, number = name.rpartition(" ")
     last = max((word for word in _LAST_WORDS if kind.endswith(word) and word != kind), key=len, default="")
     return kind[: len(kind) - len(last)], f"{last} {number}".strip()
 
 
 def _label(text: str, max_width: int, height: int, light: bool = False, plate: bool = False) -> Image.Image:
-    """Lettering as an RGBA picture, squeezed where it is too wide."""
+    """Lettering as an RGBA image, squeezed if it is too wide."""
     label = _lettering(text, height, light, plate)
     return label if label.width <= max_width else _squeezed(text, max_width, height, light, plate)
 
@@ -238,7 +238,7 @@ def _squeezed(text: str, width: int, height: int, light: bool, plate: bool) -> I
 
 @lru_cache(maxsize=1024)
 def _lettering(text: str, height: int, light: bool, plate: bool) -> Image.Image:
-    """Dark letters with a light rim, or the other way round; on a plate: light ones on a dark ground."""
+    """Dark letters with a light rim, or the reverse; with `plate`, light letters on a dark background."""
     scale = 2
     font = ImageFont.load_default(height * scale)
     width = font.getlength(text)

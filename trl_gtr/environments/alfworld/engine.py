@@ -1,11 +1,11 @@
-"""The TextWorld engine of ALFWorld, without the work that it repeats.
+"""ALFWorld's TextWorld engine, without its redundant work.
 
-State, operators, goal and planner are TextWorld's and Fast Downward's own. What is saved:
+State, operators, goal and planner are those of TextWorld and Fast Downward. The savings:
 
-- the grammar is parsed once (`grammar.py`), and the command of an operator is written once a game;
-- a game is translated for the planner once, where TextWorld does it four times, and the last translations are kept.
+- the grammar is parsed only once (`grammar.py`), and an operator's command is worded once per game;
+- a game is translated for the planner once, not four times as in TextWorld, and recent translations are cached.
 
-Needs the extra: `pip install "trl-gtr[alfworld]"`.
+Requires `pip install "trl-gtr[alfworld]"`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .grammar import Context, Grammar, parse_grammar
 from .process import translating
 
 KEPT_TRANSLATIONS = 512
-"""Games whose translation stays in memory: about a quarter of a megabyte each for real games."""
+"""Number of cached translations: about a quarter of a megabyte each for real games."""
 
 _TASK = re.compile(r'(?<="rhs": "Your task is to: )[^"\\#{}\[\]]*(?=")')
 _TASK_MARK = "THE TASK"
@@ -38,17 +38,17 @@ _TASK_MARK = "THE TASK"
 
 @dataclass(frozen=True)
 class EngineState:
-    """What the engine says after a command."""
+    """The engine's output after a command."""
 
     feedback: str
     admissible_commands: list[str]
-    """Sorted, without repetitions."""
+    """Sorted, without duplicates."""
     won: bool
 
 
 @dataclass(frozen=True)
 class Translation:
-    """A game as the planner reads it, with what TextWorld needs of its source."""
+    """A game in the planner's format, with the parts of its source that TextWorld needs."""
 
     sas: bytes
     """The planning task, compressed."""
@@ -56,10 +56,10 @@ class Translation:
     kinds: Mapping[str, str]
     """Object → type."""
     parameters: Mapping[str, tuple[tuple[str, str], ...]]
-    """Action → its parameters, each a name and a type."""
+    """Action → its parameters (name and type)."""
     facts: tuple[tuple[str, tuple[str, ...]], ...]
     changing: frozenset[str]
-    """Predicates that some action changes."""
+    """Predicates that at least one action changes."""
 
 
 @dataclass(frozen=True)
@@ -68,20 +68,20 @@ class Operator:
 
     name: str
     command: str | None
-    """`None` if its wording depends on the state."""
+    """`None` if the wording depends on the state."""
     template: str
     feedback_rule: str
     mapping: Mapping[Placeholder, Variable]
 
 
-# Each engine has a copy of the planner's library to itself. A copy that was unloaded makes the process crash when it
-# ends, so copies go from one engine to the next.
+# Each engine needs its own copy of the planner's library. Unloading a copy crashes the process at exit, so copies are
+# reused by later engines.
 _FREE_LIBRARIES: list[Any] = []
 _TRANSLATIONS: OrderedDict[tuple[str, str], Translation] = OrderedDict()
 
 
 def translate(domain: str, problem: str) -> Translation:
-    """The game in the planner's language: about half a second for a real game, nothing for one that is kept."""
+    """Translate a game for the planner: about half a second for a real game, instant if cached."""
     key = (domain, problem)
     if key in _TRANSLATIONS:
         _TRANSLATIONS.move_to_end(key)
@@ -90,7 +90,7 @@ def translate(domain: str, problem: str) -> Translation:
         task, sas = fast_downward.pddl2sas(domain, problem)
     translation = Translation(
         sas=zlib.compress(sas.encode(), 1),
-        # Reversed: of a type that is there twice (`object`), the first one counts.
+        # Reversed, so that the first definition of a duplicate type (`object`) wins.
         types={kind.name: list(kind.supertype_names) for kind in reversed(task.types)},
         kinds={thing.name: thing.type_name for thing in task.objects},
         parameters={
@@ -111,7 +111,7 @@ def translate(domain: str, problem: str) -> Translation:
 
 
 class GameState(PddlState):
-    """TextWorld's state of a game, made from a translation that is already there."""
+    """TextWorld's game state, built from an existing translation."""
 
     def __init__(self, library: Any, translation: Translation) -> None:
         self._facts: dict[Any, set[Proposition]] = defaultdict(set)
@@ -140,7 +140,7 @@ class GameState(PddlState):
                 yield from facts
 
     def applicable_operators(self) -> Any:
-        """The operators that can be applied now, as Fast Downward's records."""
+        """The currently applicable operators, as Fast Downward records."""
         operators = (fast_downward.Operator * self.downward_lib.get_applicable_operators_count())()
         self.downward_lib.get_applicable_operators(operators)
         return operators
@@ -151,23 +151,23 @@ class GameState(PddlState):
 
 
 class TextEngine:
-    """One game at a time: `load`, `reset`, `step`. A step takes milliseconds.
+    """Plays one game at a time: `load`, `reset`, `step`. A step takes milliseconds.
 
-    Fast Downward keeps its state in a library that every engine loads for itself; its translator has globals, so that
-    engines belong into processes, not threads.
+    Fast Downward keeps its state in a library of which every engine loads its own copy. Its translator uses globals,
+    so run engines in separate processes, not threads.
     """
 
     def __init__(self) -> None:
         self._library: Any = _FREE_LIBRARIES.pop() if _FREE_LIBRARIES else fast_downward.load_lib()
         self.state: GameState | None = None
         self.entities: dict[str, EntityInfo] = {}
-        # Of the game that is loaded.
+        # State of the loaded game.
         self._game: Mapping[str, Any] = {}
         self._task: str | None = None
         self._actions: Mapping[str, Any] = {}
         self._grammar: Any = None
         self._translation: Any = None
-        # Of the episode.
+        # State of the episode.
         self._operators: dict[int, Operator] = {}
         self._commands: dict[str, Any] = {}
         self._cached: dict[str, bool] = {}
@@ -178,7 +178,7 @@ class TextEngine:
         self._game = game
         text = game["grammar"]
         tasks = _TASK.findall(text)
-        # The task is the only difference between two games' grammars: without it, one parse does for all of them.
+        # Grammars differ only in the task: without it, one parse serves all games.
         self._task = tasks[0] if len(tasks) == 1 else None
         self._actions, rules = parse_grammar(_TASK.sub(_TASK_MARK, text) if self._task is not None else text)
         self._grammar = Grammar(rules)
@@ -200,11 +200,11 @@ class TextEngine:
 
     @property
     def says_put(self) -> bool:
-        """The game is of the older dialect, "put X in/on Y"."""
+        """Whether the game uses the older dialect, "put X in/on Y"."""
         return self._actions["putobject"].template.startswith("put ")
 
     def step(self, command: str) -> EngineState:
-        """Do what an admissible command says; to any other the engine answers that nothing happens."""
+        """Execute a command. If it isn't admissible, nothing happens."""
         assert self.state is not None, "reset the engine first"
         record = self._commands.get(command.strip())
         if record is None:
@@ -215,13 +215,13 @@ class TextEngine:
         return self._observe(self._grammar.derive(operator.feedback_rule, context))
 
     def close(self) -> None:
-        """Give the library back. The engine can't be used any more."""
+        """Release the library. The engine can't be used afterwards."""
         if self._library is not None:
             _FREE_LIBRARIES.append(self._library)
             self._library, self.state = None, None
 
     def plan(self) -> list[str]:
-        """Fast Downward's own way to the goal from here; empty if there is none. For tests: it takes seconds."""
+        """Fast Downward's plan from here to the goal; empty if there is none. For tests: it takes seconds."""
         assert self.state is not None, "reset the engine first"
         with translating():
             _, sas = fast_downward.pddl2sas(self._game["pddl_domain"], self._game["pddl_problem"], optimize=True)
@@ -249,7 +249,7 @@ class TextEngine:
     def _operator(self, record: Any) -> Operator:
         name = record.name
         action, *arguments = name.split()
-        # The translator adds parameters of its own behind those that an operator names.
+        # The translator appends its own parameters to the operator's.
         parameters = self._translation.parameters[action][: len(arguments)]
         mapping = {
             Placeholder(parameter, kind): Variable(argument, kind)
@@ -268,16 +268,16 @@ class TextEngine:
 
 
 def _forget_facts() -> None:
-    """Empty TextWorld's store of the facts that it has ever made: about 1,000 a game, 1.3 MB, never needed again.
+    """Clear TextWorld's cache of all facts ever created: about 1,000 per game, 1.3 MB, never needed again.
 
-    Facts are equal by what they say, not by identity, so that those in use elsewhere are none the worse for it.
+    Facts are compared by value, not identity, so those still in use are unaffected.
     """
     for key in [key for key in _memento_cache if key[0] is Proposition]:
         del _memento_cache[key]
 
 
 def _entities(state: GameState) -> dict[str, EntityInfo]:
-    """Everything in the game under the name that ALFWorld gives it ("mug 1")."""
+    """All entities in the game, by their ALFWorld names ("mug 1")."""
     entities = {
         variable.name: EntityInfo(variable.name, variable.type) for fact in state.facts for variable in fact.arguments
     }

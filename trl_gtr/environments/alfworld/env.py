@@ -29,17 +29,17 @@ _INSTALL = 'ALFWorld needs packages that are not installed: pip install "trl-gtr
 
 
 class ALFWorldEnv(gym.Env[np.ndarray, str]):
-    """Household tasks: find things, take them, heat, cool or clean them, and put them where they belong.
+    """Household tasks: find objects, take them, heat, cool or clean them, and put them where they belong.
 
     ## Observation
-    RGB, uint8, 300×300×3: for `backend="text"` the scene drawn from the state of the game, for `"thor"` THOR's frame.
+    RGB, uint8, 300×300×3: with `backend="text"` a drawing of the game's state, with `"thor"` THOR's frame.
 
     ## Action
     A text that names one of `info["admissible_commands"]` (see `commands.project`); "put X in/on Y" and "move X to Y"
     mean the same. Any other text changes nothing and is illegal.
 
     ## Reward
-    50 for winning, plus the change of the goal-condition rate, −1 for an illegal action.
+    50 for winning, plus the change in the goal-condition rate, −1 for an illegal action.
     `reward_style="rl4vlm"` pays the rate itself at every step, as RL4VLM and GTR do.
 
     ## Episode end
@@ -47,22 +47,21 @@ class ALFWorldEnv(gym.Env[np.ndarray, str]):
 
     ## Info
     `task`, `task_type`, `goal`, `observation_text`, `admissible_commands`, `won`, `goal_condition_success_rate`,
-    `previous_actions`, `legal` (of the last action), `view` (what the picture shows, in words), `extra.gamefile`, and
-    the hidden knowledge `extra.expert_plan` (the commands to the goal) and `subgoal` (what the first of them serves).
+    `previous_actions`, `legal` (whether the last action was), `view` (what the image shows, in words),
+    `extra.gamefile`, and the hidden `extra.expert_plan` (the commands to the goal) and `subgoal` (of the first one).
 
-    The environment can be pickled in mid-episode: a copy starts the game again and replays its commands when it is
-    first needed.
+    The environment can be pickled mid-episode: a copy restarts the game and replays its commands on first use.
 
     Args:
         backend: `"text"` or `"thor"`.
         games: `"auto"`, `"bundled"`, `"data"` or a list; see `games.find_games`.
         split: `"train"`, `"valid_seen"` or `"valid_unseen"`.
-        task_types: Only these of the six task types.
+        task_types: Play only these of the six task types.
         reward_style: `"increase"` or `"rl4vlm"`.
-        expert: `"planner"` knows where everything is; `"explorer"` plans with what was seen in the episode and looks
-            for the rest. THOR always has the explorer.
-        task_type_weights: How often each task type is drawn; a type that isn't named has weight 1, and 0 leaves one
-            out. `None`: every game is equally likely.
+        expert: `"planner"` knows where everything is; `"explorer"` plans with what it has seen in the episode and
+            searches for the rest. THOR always uses the explorer.
+        task_type_weights: How often each task type is drawn; types not listed have weight 1, and 0 excludes a type.
+            `None`: every game is equally likely.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 2}  # noqa: RUF012
@@ -90,13 +89,13 @@ class ALFWorldEnv(gym.Env[np.ndarray, str]):
         self.games = find_games(games, split, task_types, backend)
         self._chances = None if task_type_weights is None else game_chances(self.games, task_type_weights)
         self._engine: Backend | None = None
-        self._commands: list[str] | None = None  # since the episode's start; None: no episode is under way
-        self._moment: Moment | None = None  # the last one; a copy that was pickled has none until it is needed
+        self._commands: list[str] | None = None  # since the start of the episode; None between episodes
+        self._moment: Moment | None = None  # the latest; an unpickled copy has none until first use
         self._game: Game | None = None
         self._seed, self._task, self._goal_rate = 0, "", 0.0
         self._previous: list[str] = []
         self._set_spaces()
-        self._make_engine()  # a missing package is told now, not after a model was loaded
+        self._make_engine()  # fail early if a package is missing
 
     def _set_spaces(self) -> None:
         self.observation_space = spaces.Box(0, 255, (300, 300, 3), np.uint8)
@@ -107,7 +106,7 @@ class ALFWorldEnv(gym.Env[np.ndarray, str]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """`options={"game": …}` chooses a game of this environment by its place in `games` or by its name."""
+        """`options={"game": …}` selects a game by its index in `games` or by name."""
         super().reset(seed=seed)
         self._game = self._choose_game(options or {})
         self._seed = int(self.np_random.integers(2**31))
@@ -142,9 +141,9 @@ class ALFWorldEnv(gym.Env[np.ndarray, str]):
         if self.render_mode != "rgb_array":
             return None
         if self._commands is not None:
-            self._now()  # a copy from a pickle catches up
+            self._now()  # an unpickled copy catches up
         if self._moment is None:
-            raise ValueError("There is nothing to see yet: call reset() before render().")
+            raise ValueError("Nothing to render yet: call reset() before render().")
         return self._moment.image.copy()
 
     def close(self) -> None:
@@ -157,7 +156,7 @@ class ALFWorldEnv(gym.Env[np.ndarray, str]):
     def _choose_game(self, options: dict[str, Any]) -> Any:
         unknown = sorted(set(options) - {"game"})
         if unknown:
-            raise ValueError(f"reset has no option {', '.join(unknown)}; it knows 'game'.")
+            raise ValueError(f"reset has no option {', '.join(unknown)}; its only option is 'game'.")
         choice = options.get("game")
         if choice is None:
             if self._chances is not None:
@@ -166,8 +165,8 @@ class ALFWorldEnv(gym.Env[np.ndarray, str]):
         found = [game for place, game in enumerate(self.games) if choice in (place, game.name)]
         if not found:
             raise ValueError(
-                f"There is no game {choice!r} among the {len(self.games)} of this environment; give a number below "
-                "that, or the name of one of `env.unwrapped.games`."
+                f"There is no game {choice!r} among this environment's {len(self.games)} games; use an index below "
+                "that number, or the name of one of `env.unwrapped.games`."
             )
         return found[0]
 
@@ -198,7 +197,7 @@ class ALFWorldEnv(gym.Env[np.ndarray, str]):
         }
         return moment.image.copy(), info
 
-    # -- engines come and go ---------------------------------------------------------------------------------------
+    # -- engine and pickling ---------------------------------------------------------------------------------------
 
     def _make_engine(self) -> Backend:
         if self._engine is None:
@@ -216,9 +215,9 @@ class ALFWorldEnv(gym.Env[np.ndarray, str]):
         return self._engine
 
     def _now(self) -> Moment:
-        """The current state; a copy from a pickle plays its episode again up to here."""
+        """The current state; an unpickled copy replays its episode up to here."""
         if self._commands is None:
-            raise ValueError("The episode is over or was never begun: call reset() before step().")
+            raise ValueError("The episode is over or hasn't started: call reset() before step().")
         if self._engine is None:
             engine = self._make_engine()
             assert self._game is not None
@@ -239,7 +238,7 @@ class ALFWorldEnv(gym.Env[np.ndarray, str]):
 
 
 def _task_text(intro: str) -> str:
-    """What the game says after "Your task is to:"."""
+    """The game's text after "Your task is to:"."""
     return intro.rpartition("Your task is to:")[2].strip().rstrip(".")
 
 

@@ -1,4 +1,4 @@
-"""Pictures of the receptacles, open or closed, with the place where their contents are drawn."""
+"""Images of the receptacles, open or closed, with the area for their contents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .icons import CREAM, DARK, GOLD, GREY, SILVER, SKY, WHITE, Colour, darker
 
 SUPERSAMPLE = 2
 INSIDE: Colour = (58, 50, 48)
-"""The shade of an open cupboard."""
+"""The dark inside of an open cupboard."""
 
 Box = tuple[float, float, float, float]
 
@@ -22,9 +22,9 @@ class Furniture:
     image: Image.Image
     """RGBA."""
     inside: tuple[int, int, int, int]
-    """Left, top, right, bottom of the place for the contents, in pixels."""
+    """Left, top, right, bottom of the area for the contents, in pixels."""
     dark: bool
-    """The contents lie on a dark ground."""
+    """Whether the contents are on a dark background."""
 
 
 class Board:
@@ -60,7 +60,7 @@ class Board:
         self.draw.ellipse(self.at(left, top, right, bottom), None, colour, width)
 
 
-# -- tables: one looks down on the top ------------------------------------------------------------------------------
+# -- tables, seen from above -----------------------------------------------------------------------------------------
 
 
 def _top(board: Board, colour: Colour) -> None:
@@ -171,7 +171,7 @@ def _drawer_closed(board: Board) -> None:
 
 
 def _drawer_open(board: Board) -> None:
-    """Pulled out: one looks down into it."""
+    """Pulled out, seen from above."""
     board.shape(INSIDE, 12, 4, 88, 4, 97, 80, 3, 80)
     board.shape((150, 106, 70), 12, 4, 3, 80, 0, 80, 9, 4)
     board.shape((150, 106, 70), 88, 4, 97, 80, 100, 80, 91, 4)
@@ -223,7 +223,7 @@ def _safe_open(board: Board) -> None:
     board.shape((122, 130, 142), 84, 3, 99, 12, 99, 90, 84, 97)
 
 
-# -- to sit and to lie on -------------------------------------------------------------------------------------------
+# -- seats and beds --------------------------------------------------------------------------------------------------
 
 
 def _bed(board: Board) -> None:
@@ -339,7 +339,7 @@ def _other(board: Board) -> None:
 class Look:
     draw: Callable[[Board], None]
     inside: Box = (8, 6, 92, 73)
-    """Left, top, right, bottom in percent: where contents go."""
+    """Left, top, right, bottom of the area for the contents, in percent."""
     dark: bool = False
     opened: Callable[[Board], None] | None = None
     opened_inside: Box = (18, 7, 82, 93)
@@ -386,7 +386,7 @@ _OTHER = Look(_other, (10, 14, 90, 86))
 
 @lru_cache(maxsize=256)
 def furniture(kind: str, width: int, height: int, opened: bool = False) -> Furniture:
-    """The receptacle as a picture. `opened` only matters for what can be opened."""
+    """The receptacle's image. `opened` only matters for receptacles that can be opened."""
     look = LOOKS.get(kind, _OTHER)
     board = Board(width, height)
     if opened and look.opened is not None:

@@ -1,4 +1,4 @@
-"""Where the games come from: bundled with this library, a split of ALFWorld's data, or files that the user names."""
+"""Find games: bundled with this library, a split of ALFWorld's data, or the user's files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SOLVABLE = re.compile(rb'"solvable":\s*(true|false)')
 
 @dataclass(frozen=True)
 class Game:
-    """One game, by name only; `load` reads it."""
+    """A reference to a game by name; `load` reads it."""
 
     name: str
     """`"bundled:<task type>/<seed>"`, or the path of a `game.tw-pddl` file."""
@@ -51,15 +51,15 @@ def find_games(
     """The games to play, in a fixed order.
 
     Args:
-        games: `"bundled"`; `"data"`: the split of ALFWorld's data; `"auto"`: the data if there is any, else the
-            bundled games; or a list of `game.tw-pddl` files, of folders that hold them, or of names of bundled games.
+        games: `"bundled"`; `"data"`: the split of ALFWorld's data; `"auto"`: the data if available, else the bundled
+            games; or a list of `game.tw-pddl` files, folders containing them, or names of bundled games.
         split: `"train"`, `"valid_seen"` or `"valid_unseen"`.
         task_types: Only these of the six types.
-        backend: THOR plays ALFWorld's data only.
+        backend: THOR only plays ALFWorld's data.
     """
     if backend == "thor" and games in ("auto", "bundled"):
         if games == "bundled":
-            raise ValueError("The bundled games have no rooms in THOR: use games='data', or backend='text'.")
+            raise ValueError("The bundled games don't exist in THOR: use games='data' or backend='text'.")
         games = "data"
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, not {split!r}.")
@@ -76,44 +76,44 @@ def find_games(
     found = [game for game in found if task_types is None or game.task_type in task_types]
     if not found:
         raise ValueError(
-            f"There is no game for games={games!r}, split={split!r}, task_types={task_types}. "
-            "Take out a filter, or use games='bundled'."
+            f"No games found for games={games!r}, split={split!r}, task_types={task_types}. "
+            "Remove a filter, or use games='bundled'."
         )
     return found
 
 
 def game_chances(games: Sequence[Game], weights: Mapping[str, float]) -> list[float]:
-    """How likely each game is to be drawn if task types have these weights: within a type all games are equal.
+    """The probability of drawing each game, given task type weights; games of the same type are equally likely.
 
-    A type that isn't named has weight 1; one without a game has none to give away.
+    Types not listed have weight 1; types without games are ignored.
     """
     unknown = sorted(set(weights) - set(TASK_TYPES))
     if unknown:
         raise ValueError(f"task_type_weights: there is no {', '.join(unknown)}; the six are {', '.join(TASK_TYPES)}.")
     if not all(0 <= weight < math.inf for weight in weights.values()):
-        raise ValueError(f"task_type_weights must be numbers from 0 on, not {dict(weights)}.")
+        raise ValueError(f"task_type_weights must be non-negative numbers, not {dict(weights)}.")
     counts = Counter(game.task_type for game in games)
     total = sum(weights.get(task_type, 1.0) for task_type in counts)
     if not total:
-        raise ValueError(f"task_type_weights leave no game to play: there are {', '.join(sorted(counts))}.")
+        raise ValueError(f"task_type_weights exclude every available type: {', '.join(sorted(counts))}.")
     return [weights.get(game.task_type, 1.0) / counts[game.task_type] / total for game in games]
 
 
 def data_folder(split: str) -> Path | None:
     """The split's folder in ALFWorld's data, or `None` if there is none.
 
-    `ALFWORLD_DATA` is read now, not when something was imported. If a user has set it, it must lead to the data.
+    `ALFWORLD_DATA` is read at call time, not at import. If the user has set it, it must point to the data.
     """
     setting = os.environ.get("ALFWORLD_DATA") or DEFAULT_DATA
     root = Path(os.path.expandvars(setting)).expanduser()
     folder = root / FOLDER / split
     if folder.is_dir():
         return folder
-    # The package `alfworld` sets the variable to its default when it is imported: that is nobody's wish.
+    # Importing `alfworld` sets the variable to its default; the user didn't choose that.
     if root.resolve() != Path(DEFAULT_DATA).expanduser().resolve():
         raise ValueError(
-            f"ALFWORLD_DATA is {setting!r}, which has no folder {FOLDER}/{split}. Set it to the folder that "
-            f"`alfworld-download` filled (it holds {FOLDER}/), or unset it to play the bundled games."
+            f"ALFWORLD_DATA is {setting!r}, which has no folder {FOLDER}/{split}. Set it to the folder filled by "
+            f"`alfworld-download` (it contains {FOLDER}/), or unset it to play the bundled games."
         )
     return None
 
@@ -130,13 +130,13 @@ def _from_data(split: str) -> list[Game]:
             f"holds {FOLDER}/. games='bundled' needs no download."
         )
     paths = sorted(folder.glob("*/*/game.tw-pddl"))
-    # As alfworld does: no movable receptacles, no slices, nothing that was found unsolvable.
+    # As in alfworld: no movable receptacles, no slicing, nothing known to be unsolvable.
     wanted = [path for path in paths if "movable" not in str(path) and "Sliced" not in str(path)]
     return [_file(path) for path in wanted if _solvable(path)]
 
 
 def _named(name: str | os.PathLike[str]) -> list[Game]:
-    """The games that a user's entry stands for."""
+    """The games for one entry of a user's list."""
     text = os.fspath(name)
     if text.startswith("bundled:"):
         task_type, _, seed = text.removeprefix("bundled:").partition("/")
@@ -146,12 +146,12 @@ def _named(name: str | os.PathLike[str]) -> list[Game]:
     path = Path(text).expanduser()
     files = sorted(path.rglob("game.tw-pddl")) if path.is_dir() else [path]
     if not files or not files[0].is_file():
-        raise ValueError(f"games: there is no game at {text!r}; name game.tw-pddl files or folders that hold them.")
+        raise ValueError(f"games: there is no game at {text!r}; list game.tw-pddl files or folders containing them.")
     return [_file(file) for file in files]
 
 
 def _file(path: Path) -> Game:
-    """A game file's task type stands in the name of its grandparent folder, as in ALFRED; else in its goal."""
+    """Read the task type from the name of the grandparent folder, as in ALFRED, else from the game's goal."""
     task_type = path.parent.parent.name.split("-")[0]
     if task_type not in TASK_TYPES:
         from .goals import read_goal
@@ -162,7 +162,7 @@ def _file(path: Path) -> Game:
 
 
 def _solvable(path: Path) -> bool:
-    """Was the game found solvable? The mark stands near the file's end; reading all files whole would take minutes."""
+    """Whether the game is marked solvable. The mark is near the end of the file; reading whole files takes minutes."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 4096))

@@ -1,7 +1,7 @@
-"""Bundled games: `make_game(task_type, seed)` writes a whole game in ALFWorld's own language.
+"""Bundled games: `make_game(task_type, seed)` generates a complete game in ALFWorld's format.
 
-Rooms, things and tasks are ours; the rules (PDDL domain), the wording (grammar) and the goals' formulas are read from
-the installed `alfworld` package. A game is a pure function of its task type and seed.
+Rooms, objects and tasks are generated here; the rules (PDDL domain), wording (grammar) and goal formulas come from the
+installed `alfworld` package. A game is a pure function of its task type and seed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .installed import import_package
 from .rooms import LAYOUTS, ROOM_KINDS, UNSEEN_LAYOUTS, Layout, make_layout
 
 SEEDS = 60
-"""Bundled games of each task type."""
+"""Number of bundled games per task type."""
 SPLITS = ("train", "valid_seen", "valid_unseen")
 
 OPENABLE = {"Cabinet", "Drawer", "Fridge", "Microwave", "Safe"}
@@ -37,12 +37,12 @@ _PROPERTY = {
 }
 _LAMPS = {"bedroom": "DeskLamp", "living room": "FloorLamp"}
 _LAMP_STANDS = {"Desk", "SideTable", "Dresser", "CoffeeTable", "Shelf", "TVStand"}
-# What nobody would put a thing into for good, though the rules allow it.
+# Allowed by the rules, but not a sensible place to put something.
 _ODD_TARGETS = {"SinkBasin", "BathtubBasin", "StoveBurner", "HandTowelHolder", "ToiletPaperHanger"}
 
 
 def split_of(seed: int) -> str:
-    """The split of a bundled game: by its layout, and among seen layouts by its seed."""
+    """The split of a bundled game, by its layout and, for seen layouts, its seed."""
     if seed % LAYOUTS in UNSEEN_LAYOUTS:
         return "valid_unseen"
     return "valid_seen" if seed // LAYOUTS == SEEDS // LAYOUTS - 1 else "train"
@@ -60,13 +60,13 @@ def layout_of(task_type: str, seed: int) -> Layout:
 
 @dataclass(frozen=True)
 class Rules:
-    """What the installed package lays down."""
+    """The rules defined by the installed package."""
 
     domain: str
     grammar: str
     goals: dict[str, Any]
     holds: dict[str, set[str]]
-    """Kind of receptacle → kinds of things that go into it."""
+    """Kind of receptacle → kinds of objects that fit in it."""
     properties: dict[str, set[str]]
 
 
@@ -109,14 +109,14 @@ def make_game(task_type: str, seed: int) -> dict[str, Any]:
 
 
 def _choose_task(task_type: str, layout: Layout, rng: random.Random) -> tuple[str, str]:
-    """The thing that the task is about, and the kind of receptacle it belongs into."""
+    """The task's object and the kind of receptacle to put it in."""
     game_rules = rules()
     wanted = game_rules.properties.get(_PROPERTY.get(task_type, ""), set(ROOM_KINDS[layout.kind].objects))
     choices = [
         (thing, receptacle)
         for thing in ROOM_KINDS[layout.kind].objects
         for receptacle in sorted(layout.kinds - _ODD_TARGETS)
-        # The thing must have somewhere else to be at first.
+        # The object must be able to start somewhere else.
         if thing in wanted and thing in game_rules.holds[receptacle] and len(_homes(layout, thing, {receptacle})) >= 2
     ]
     thing = rng.choice(sorted({thing for thing, _ in choices}))
@@ -125,7 +125,7 @@ def _choose_task(task_type: str, layout: Layout, rng: random.Random) -> tuple[st
 
 
 def _homes(layout: Layout, thing: str, without: set[str]) -> list[str]:
-    """The receptacles that a thing may be in."""
+    """The receptacles an object may be in."""
     holds = rules().holds
     return [
         receptacle_id(kind, number)
@@ -137,7 +137,7 @@ def _homes(layout: Layout, thing: str, without: set[str]) -> list[str]:
 def _furnish(
     layout: Layout, target: str, receptacle: str, toggle: str, count: int, rng: random.Random
 ) -> list[tuple[str, str, str]]:
-    """The things of the room: kind, id and the receptacle that each is in."""
+    """The objects in the room: kind, id and receptacle."""
     others = [thing for thing in ROOM_KINDS[layout.kind].objects if thing != target]
     kinds = rng.sample(others, rng.randint(5, min(8, len(others))))
     kinds += rng.sample(kinds, 2) + [target] * (count + rng.randint(0, 1))
@@ -154,18 +154,18 @@ def _furnish(
 
 
 def receptacle_id(kind: str, number: int) -> str:
-    """ALFWorld makes names of ids; a basin is written as part of its sink or tub."""
+    """ALFWorld derives names from ids; a basin is written as part of its sink or tub."""
     if kind.endswith("Basin"):
         return f"{kind.removesuffix('Basin')}_bar_{number}_bar_{kind}"
     return f"{kind}_bar_{number}"
 
 
 def _problem(name: str, layout: Layout, things: list[tuple[str, str, str]]) -> str:
-    """The game's state at the start in PDDL, up to its goal."""
+    """The initial state in PDDL, up to the goal."""
     game_rules = rules()
     places = {receptacle_id(kind, number): f"loc_bar_{place}" for kind, number, place in layout.receptacles}
     kinds = {receptacle_id(kind, number): kind for kind, number, _ in layout.receptacles}
-    # The domain's actions name some types, whether the room has any or not.
+    # The domain's actions refer to some types even if the room has none of them.
     receptacle_kinds = sorted({*kinds.values(), "SinkBasin", "Microwave", "Fridge"})
     thing_kinds = sorted({kind for kind, _, _ in things} | {"Knife", "ButterKnife"})
     objects = [

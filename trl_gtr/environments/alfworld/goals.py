@@ -1,4 +1,4 @@
-"""What an ALFWorld task asks for, and how much of it is done."""
+"""An ALFWorld task's goal, and how much of it is achieved."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TREATMENTS = {
     "pick_heat_then_place_in_recep": ("heat", "hot", "microwave"),
     "pick_cool_then_place_in_recep": ("cool", "cool", "fridge"),
 }
-"""Task type → the verb, the state that it brings about, and the kind of receptacle that does it."""
+"""Task type → the verb, the resulting state, and the kind of receptacle used."""
 
 _OBJECT = re.compile(r"\(objectType \?(\w+) (\w+)Type\)")
 _RECEPTACLE = re.compile(r"\(receptacleType \?\w+ (\w+)Type\)")
@@ -30,7 +30,7 @@ _TOGGLED = re.compile(r"\(isToggled \?(\w+)\)")
 
 @dataclass(frozen=True)
 class Goal:
-    """A task in the words of the game: kinds are lower-case and without spaces ("remotecontrol")."""
+    """A task in the game's terms: kinds are lower case without spaces ("remotecontrol")."""
 
     task_type: str
     object: str
@@ -45,7 +45,7 @@ class Goal:
 
     @property
     def count(self) -> int:
-        """How many objects have to be put."""
+        """How many objects to put there."""
         return 2 if self.task_type == "pick_two_obj_and_place" else 1
 
 
@@ -58,7 +58,7 @@ def read_goal(problem: str) -> Goal:
     unsupported = [word for word in ("isSliced", "isReceptacleObject", "isOn") if f"({word} " in goal]
     if unsupported or not objects:
         raise ValueError(
-            f"The game's goal asks for {', '.join(unsupported) or 'nothing that is known'}; the six task types are "
+            f"The game's goal ({', '.join(unsupported) or 'unknown'}) is not supported; the six task types are "
             f"{', '.join(TASK_TYPES)}. Leave this game out."
         )
     if toggled:
@@ -74,9 +74,9 @@ def read_goal(problem: str) -> Goal:
 
 
 def goal_conditions(world: World, goal: Goal) -> tuple[int, int]:
-    """How many of the task's conditions hold, and how many there are; counted as ALFWorld counts them in THOR.
+    """How many of the task's conditions hold, and how many there are; counted as in ALFWorld's THOR environment.
 
-    Both are equal exactly when the game is won. A lamp counts where the agent stands in front of it.
+    They are equal exactly when the game is won. A lamp only counts if the agent is in front of it.
     """
     placed = [
         (name, receptacle)

@@ -1,8 +1,8 @@
 """TextWorld's context-sensitive grammar, parsed once.
 
-TextWorld parses a rule's text again, with a general parser, for every admissible command of every step; that is nearly
-all of the time of its step. Here every text is parsed once a process, and the parsed symbols are read directly. What
-they mean is unchanged, and a test compares the texts with TextWorld's own.
+TextWorld re-parses a rule's text with a general parser for every admissible command of every step, which takes most of
+the step's time. Here every text is parsed once per process, and the parsed symbols are used directly. The semantics
+are unchanged; a test compares the texts with TextWorld's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from textworld.logic import Rule
 
 @lru_cache(maxsize=64)
 def parse_grammar(text: str) -> tuple[dict[str, Any], textgen.ContextSensitiveGrammar]:
-    """A game's grammar as its actions by name and its production rules."""
+    """A game's grammar: its actions by name, and its production rules."""
     return logic._parse_and_convert(text, rule_name="pddlStart")
 
 
@@ -38,7 +38,7 @@ def parse_expression(text: str) -> ast.expr:
 
 
 class Context:
-    """What a text may refer to: the game's state, its entities, and the variables that are bound so far."""
+    """What a text may refer to: the game's state, its entities, and the variables bound so far."""
 
     def __init__(self, state: Any, entities: Mapping[str, Any], mapping: Mapping[Any, Any]) -> None:
         self.state, self.entities, self.mapping = state, entities, mapping
@@ -50,7 +50,7 @@ class Context:
         raise ValueError(f"The game's grammar uses the variable {name!r}, which nothing binds.")
 
     def matches(self, query: str) -> Iterator[Context]:
-        """One context for each way in which the query holds, in TextWorld's order."""
+        """One context per match of the query, in TextWorld's order."""
         for mapping in self.state.all_assignments(parse_query(query), self.mapping):
             yield Context(self.state, self.entities, {**self.mapping, **mapping})
 
@@ -65,7 +65,7 @@ class Grammar:
         return "".join(self._text(symbol, context) for symbol in parse_symbols(text))
 
     def predicates(self, text: str) -> set[str]:
-        """The predicates that a text without further rules asks about; `{"?"}` where it leads to other rules."""
+        """The predicates queried by a text; `{"?"}` if it refers to other rules."""
         found: set[str] = set()
         for symbol in parse_symbols(text):
             inner = symbol.symbol if isinstance(symbol, textgen.ListSymbol) else symbol
@@ -89,7 +89,7 @@ class Grammar:
         return "".join(self._parts(symbol, context))
 
     def _parts(self, symbol: Any, context: Context) -> list[str]:
-        """The texts of a conditional symbol, one for each match."""
+        """The texts of a conditional symbol, one per match."""
         if not isinstance(symbol, textgen.ConditionalSymbol):
             return [self._text(symbol, context)]
         contexts = context.matches(symbol.given) if symbol.given else [context]
@@ -112,7 +112,7 @@ class Grammar:
 
 
 def evaluate(node: ast.expr, context: Context) -> Any:
-    """The few expressions that the grammars use: names, attributes, texts, `+` and `or`. Nothing is executed."""
+    """Evaluate the few expressions grammars use: names, attributes, strings, `+` and `or`. Nothing is executed."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.Name):

@@ -1,6 +1,6 @@
-"""Small pictures of everyday things: each kind has its own shape and colour.
+"""Icons of everyday objects: each kind has its own shape and colour.
 
-An icon is a list of shapes on a board of 100 × 100, drawn large, scaled down smoothly and kept.
+An icon is a list of shapes on a 100 × 100 grid, drawn large, scaled down smoothly and cached.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ LIT: dict[str, list[Shape]] = {
     ],
 }
 
-# what has happened to a thing, as a badge in its corner
+# badges for an object's states
 BADGES: dict[str, list[Shape]] = {
     "hot": [
         ("ellipse", 0, 0, 100, 100, RED),
@@ -291,7 +291,7 @@ def darker(colour: Colour, share: float = 0.45) -> Colour:
 
 @lru_cache(maxsize=512)
 def icon(kind: str, size: int, lit: bool = False) -> Image.Image:
-    """The thing as an RGBA picture of `size` × `size`."""
+    """The object as an RGBA image of `size` × `size`."""
     shapes = LIT.get(kind, ICONS.get(kind)) if lit else ICONS.get(kind)
     return _render(tuple(shapes) if shapes else _unknown(kind), size)
 
@@ -302,7 +302,7 @@ def badge(state: str, size: int) -> Image.Image:
 
 
 def _unknown(kind: str) -> tuple[Shape, ...]:
-    """A box in the kind's own colour, with its first letter: for kinds that nobody has drawn yet."""
+    """A box in the kind's own colour with its first letter, for kinds without an icon."""
     code = zlib.crc32(kind.encode())
     colour = (90 + code % 130, 90 + code // 7 % 130, 90 + code // 49 % 130)
     return (("box", 10, 10, 90, 90, colour, 12), ("letter", kind[:1].upper() or "?"))
@@ -314,7 +314,7 @@ def _render(shapes: tuple[Shape, ...], size: int) -> Image.Image:
     draw = ImageDraw.Draw(board)
     for shape in shapes:
         draw_shape(draw, shape, scale)
-    # A light rim sets the thing off from any ground: its outline, drawn a little larger.
+    # A light rim, i.e. a slightly larger outline, makes the object stand out from any background.
     small = board.resize((size, size), Image.Resampling.LANCZOS)
     halo = small.getchannel("A").filter(ImageFilter.MaxFilter(3)).point(lambda alpha: round(alpha * 0.8))
     rim = Image.new("RGBA", small.size, (*WHITE, 0))

@@ -1,7 +1,7 @@
-"""Imports the installed package `alfworld`, whatever else has that name.
+"""Import the installed package `alfworld`, even if a script has the same name.
 
-A script alfworld.py, as in our examples, stands in the first folder of Python's path and hides the package from itself
-and from every script beside it. Once the package is imported, its modules are found through it.
+A script called alfworld.py, as in the examples, comes first on Python's path and hides the package from itself and
+from every script in its folder. Once the package is imported, its modules are found through it.
 """
 
 from __future__ import annotations

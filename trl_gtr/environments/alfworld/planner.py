@@ -1,8 +1,8 @@
-"""The next steps of somebody who knows how to do the task.
+"""An expert planner.
 
-`plan` is exact for ALFWorld's six task types: it writes down every sensible order of events (which object, which
-receptacle) as a list of commands and takes a shortest one. It plans from the state as it is, so that a wrong step is
-simply planned around. With `known` it uses only what has been seen so far and searches for the rest.
+`plan` is exact for ALFWorld's six task types: it enumerates every sensible choice of objects and receptacles as a list
+of commands and returns a shortest one. It plans from the current state, so it recovers from wrong steps. With `known`,
+it uses only what has been seen so far and searches for the rest.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from .world import World, kind_of
 
 
 class Subgoal(NamedTuple):
-    """What the next command serves: `verb` is find, take, clean, heat, cool, use, put or drop."""
+    """The purpose of the next command: `verb` is find, take, clean, heat, cool, use, put or drop."""
 
     verb: str
     object: str
     """The kind of object ("mug")."""
     receptacle: str = ""
-    """The kind of receptacle to put it in, or that treats it."""
+    """The kind of receptacle to put it in or treat it with."""
 
 
 @dataclass(frozen=True)
 class Plan:
     commands: list[str]
-    """To the goal; or, while something has yet to be found, to the next place to look at. Empty: nothing can help."""
+    """To the goal or, while something must still be found, to the next place to search. Empty if there is no way."""
     subgoal: Subgoal | None
-    """Of the first command."""
+    """The first command's sub-goal."""
 
     def __bool__(self) -> bool:
         return bool(self.commands)
 
 
 class Walk:
-    """A list of commands, with where one stands and what is open after them."""
+    """A list of commands, with the agent's place and the open receptacles after them."""
 
     def __init__(self, world: World) -> None:
         self.world, self.location, self.opened = world, world.location, set(world.opened)
         self.commands: list[str] = []
         self.subgoals: list[Subgoal] = []
         self.missing = 0
-        """What has still to be found before the goal can be reached on this way."""
+        """What must still be found before this walk can reach the goal."""
 
     def do(self, subgoal: Subgoal, command: str) -> None:
         self.commands.append(command)
@@ -90,12 +90,12 @@ class Walk:
 def plan(
     world: World, goal: Goal, known: Mapping[str, Sequence[str]] | None = None, refused: Collection[str] = ()
 ) -> Plan:
-    """The way to the goal.
+    """Plan the way to the goal.
 
     Args:
-        known: Receptacle → what was last seen in it; receptacles that were never looked into are left out. `None`:
-            everything is known.
-        refused: Commands that were found to do nothing. No plan has one of them.
+        known: Receptacle → what was last seen in it, without receptacles never looked into. `None`: everything is
+            known.
+        refused: Commands known to do nothing. Plans never contain them.
     """
     contents = world.contents if known is None else known
     held = world.holding
@@ -118,7 +118,7 @@ def _shortest(ways: Iterator[Walk], refused: Collection[str]) -> Plan:
 
 
 def _drops(world: World, held: str) -> Iterator[Walk]:
-    """Free the hand from what is not wanted."""
+    """Put down an unwanted object."""
     for receptacle in world.contents:
         if world.accepts(receptacle, held):
             walk = Walk(world)
@@ -127,7 +127,7 @@ def _drops(world: World, held: str) -> Iterator[Walk]:
 
 
 def _searches(world: World, kind: str, contents: Mapping[str, Sequence[str]]) -> Iterator[Walk]:
-    """Look into a receptacle that may hold the wanted kind; near ones and open ones are the shortest ways."""
+    """Look into a receptacle that may contain the wanted kind; near and open ones give the shortest walks."""
     unknown = [receptacle for receptacle in world.contents if receptacle not in contents]
     likely = [receptacle for receptacle in unknown if (kind_of(receptacle), kind) in world.can_contain]
     for receptacle in likely or unknown:
@@ -137,7 +137,7 @@ def _searches(world: World, kind: str, contents: Mapping[str, Sequence[str]]) ->
 
 
 def _looks(world: World, goal: Goal, contents: Mapping[str, Sequence[str]]) -> Iterator[Walk]:
-    """Hold the object in front of a lamp that was switched on."""
+    """Hold the object in front of a lamp that is switched on."""
     lamps: list[tuple[str, str] | None] = [*_places(contents, goal.toggle)] or [None]
     things: list[tuple[str, str] | None] = [None] if world.holding else [*_places(contents, goal.object)]
     for thing in things:
@@ -151,7 +151,7 @@ def _looks(world: World, goal: Goal, contents: Mapping[str, Sequence[str]]) -> I
 
 
 def _placings(world: World, goal: Goal, contents: Mapping[str, Sequence[str]]) -> Iterator[Walk]:
-    """Put the objects, treated if the task says so, into one of the goal's receptacles."""
+    """Put the objects, treated if the task requires it, into one of the goal's receptacles."""
     treaters: list[str | None] = [None]
     if goal.treatment is not None:
         treaters = [name for name in world.contents if kind_of(name) == goal.treatment[2]]
@@ -188,7 +188,7 @@ def _places(contents: Mapping[str, Sequence[str]], kind: str) -> list[tuple[str,
 
 
 def _distinct_targets(world: World, goal: Goal, contents: Mapping[str, Sequence[str]]) -> list[str]:
-    """The goal's receptacles, one of those that stand in the same place, are as open and hold as much."""
+    """The goal's receptacles, keeping one of those with the same place, door state and goal objects."""
     targets: dict[tuple[str, bool, tuple[str, ...]], str] = {}
     for receptacle, place in world.locations.items():
         if kind_of(receptacle) == goal.receptacle:

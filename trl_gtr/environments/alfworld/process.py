@@ -1,4 +1,4 @@
-"""A guard for the process while Fast Downward's translator runs."""
+"""Protect process state while Fast Downward's translator runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def translating() -> Iterator[None]:
-    """Put `sys.argv` back, which the translator overwrites to talk to its own option parser.
+    """Restore `sys.argv`, which the translator overwrites for its own option parser.
 
-    Garbage collection pauses: the translator makes a hundred thousand small objects that live to its end, and looking
-    through them again and again would take a seventh of its time.
+    Garbage collection is paused: the translator creates a hundred thousand small objects that live until it ends, and
+    scanning them repeatedly would take a seventh of its time.
     """
     argv, collecting = sys.argv, gc.isenabled()
     gc.disable()

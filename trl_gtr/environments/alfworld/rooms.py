@@ -1,7 +1,7 @@
 """The rooms of the bundled games: ten layouts of each of four kinds, written for this library.
 
-A layout says which receptacles stand in a room and which of them share a place. It is a pure function of the kind and
-a number; the last two of each kind are kept for `valid_unseen`.
+A layout lists a room's receptacles and which of them share a place. It is a pure function of the kind and an index;
+the last two of each kind are reserved for `valid_unseen`.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import random
 from dataclasses import dataclass
 
 LAYOUTS = 10
-"""Layouts of each kind."""
+"""Number of layouts per kind."""
 UNSEEN_LAYOUTS = (8, 9)
-"""Those that no training game shows."""
+"""Layouts that never appear in training."""
 
 
 @dataclass(frozen=True)
 class RoomKind:
     receptacles: dict[str, tuple[int, int]]
-    """Kind → how many there are at least and at most."""
+    """Kind → minimum and maximum number."""
     together: tuple[tuple[str, ...], ...]
-    """Kinds that may share a place, the first of them being what one stands at."""
+    """Kinds that may share a place; the agent stands at the first."""
     objects: tuple[str, ...]
     first_number: int
-    """Of its layouts, as ALFRED numbers its floor plans."""
+    """The first number of its layouts, following ALFRED's floor plans."""
 
 
 ROOM_KINDS = {
@@ -114,7 +114,7 @@ ROOM_KINDS = {
 
 @dataclass(frozen=True)
 class Layout:
-    """One room without its things."""
+    """One room without its objects."""
 
     kind: str
     number: int
@@ -128,7 +128,7 @@ class Layout:
 
 
 def make_layout(kind: str, index: int) -> Layout:
-    """The layout `index` of a kind of room."""
+    """Layout number `index` of a kind of room."""
     room = ROOM_KINDS[kind]
     rng = random.Random(f"layout/{kind}/{index}")
     counts = {name: rng.randint(low, high) for name, (low, high) in room.receptacles.items()}

@@ -1,7 +1,7 @@
-"""alfworld's `ThorEnv` with what a long run needs: no wait without an end, and no Unity that outlives this process.
+"""alfworld's `ThorEnv` made robust for long runs: no infinite waits, and no Unity process that outlives this one.
 
-ai2thor 2.1.0 waits for ever for the frames of a Unity that has crashed or hangs, leaves Unity running when its Python
-process is killed, and can wait for ever when it stops. Imports ai2thor: import this module only where it is needed.
+ai2thor 2.1.0 waits forever for frames from a Unity that has crashed or hangs, leaves Unity running when its Python
+process is killed, and can hang when stopping. Imports ai2thor, so import this module only when needed.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from alfworld.env.thor_env import ThorEnv
 
 START_TIMEOUT = 250.0
 ANSWER_TIMEOUT = 100.0
-"""Seconds that Unity may take to start, and for an action. Both are less than `WorkerVectorEnv` waits for a worker."""
+"""Seconds allowed for Unity to start and for an action. Both are below `WorkerVectorEnv`'s timeouts."""
 STOP_TIMEOUT = 5.0
 
-# Runs in Unity's process before Unity: 1 is PR_SET_PDEATHSIG, 9 SIGKILL. The parent may have ended before that.
+# Runs in Unity's process before Unity: 1 is PR_SET_PDEATHSIG, 9 SIGKILL. The parent may already be gone by then.
 _TIED = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)
@@ -32,18 +32,18 @@ if os.getppid() == int(sys.argv[1]):
 
 
 class SimulatorLost(RuntimeError):
-    """Unity has ended or answers no more."""
+    """Unity has exited or stopped responding."""
 
 
 class Simulator(ThorEnv):
-    """Raises `SimulatorLost` where `ThorEnv` would wait for ever, and keeps it in `lost`, for alfworld's controllers
-    swallow every error of a step. Once lost, there is nothing to do but to `stop` it and make another."""
+    """Raises `SimulatorLost` where `ThorEnv` would wait forever, and stores it in `lost`, as alfworld's controllers
+    swallow all errors of a step. A lost simulator can only be stopped and replaced."""
 
     def __init__(self, **options: Any) -> None:
         self.lost: SimulatorLost | None = None
         self.patience = START_TIMEOUT
         self.ended = ""
-        """Why Unity runs no more."""
+        """Why Unity is no longer running; empty while it is."""
         super().__init__(**options)
 
     def start(self, *arguments: Any, **options: Any) -> Any:
@@ -58,8 +58,8 @@ class Simulator(ThorEnv):
         return event
 
     def stop(self) -> None:
-        with suppress(ProcessLookupError):  # it may end by itself at this moment
-            self.stop_unity()  # first of all: nothing that follows may leave it running
+        with suppress(ProcessLookupError):  # it may exit on its own at this moment
+            self.stop_unity()  # first, so that no later failure leaves it running
         if self.server is not None:
             server = self.server.wsgi_server
             closing = threading.Thread(target=server.shutdown, daemon=True)
@@ -80,21 +80,21 @@ class Simulator(ThorEnv):
         return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *command]
 
     def _start_unity_thread(self, *arguments: Any) -> None:
-        """Runs in a thread, to Unity's end."""
+        """Runs in a thread until Unity exits."""
         try:
             super()._start_unity_thread(*arguments)
             self.ended = "Unity has ended"
-        except Exception as error:  # `_Frames` raises it where somebody waits
+        except Exception as error:  # `_Frames` raises it in the waiting thread
             code = re.search(r"exited with (-?\d+)$", str(error))
             self.ended = f"Unity has ended with exit code {code[1]}" if code else f"Unity can't start: {error}"
 
     def lose(self, reason: str) -> SimulatorLost:
-        self.lost = self.lost or SimulatorLost(f"{reason}. Reset the environment, which starts THOR anew.")
+        self.lost = self.lost or SimulatorLost(f"{reason}. Reset the environment to restart THOR.")
         return self.lost
 
 
 class _Frames(Queue[Any]):
-    """Where ai2thor waits for Unity's frames: `queue_get` catches `Empty`, and no other error, and tries again."""
+    """The queue on which ai2thor waits for Unity's frames: `queue_get` retries on `Empty`, but on no other error."""
 
     def __init__(self, simulator: Simulator) -> None:
         super().__init__(maxsize=1)
@@ -106,7 +106,7 @@ class _Frames(Queue[Any]):
             raise simulator.lost
         deadline = time.monotonic() + simulator.patience
         while True:
-            ended = simulator.ended  # before looking: a frame may be there that came just before the end
+            ended = simulator.ended  # check first: a frame may have arrived just before Unity exited
             try:
                 return super().get(timeout=0.5)
             except Empty:

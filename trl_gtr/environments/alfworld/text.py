@@ -1,4 +1,4 @@
-"""ALFWorld in TextWorld's engine, with a drawn picture of the scene."""
+"""ALFWorld in TextWorld's engine, with a drawing of the scene."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .world import WorldReader
 
 class TextBackend:
     """Args:
-    explore: The plan uses what has been seen in this episode only, instead of knowing where everything is.
+    explore: Plan only with what has been seen in this episode, instead of knowing where everything is.
     """
 
     def __init__(self, explore: bool = False) -> None:

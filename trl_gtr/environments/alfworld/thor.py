@@ -1,7 +1,7 @@
-"""ALFWorld in THOR: the working part of alfworld 0.4.2's `AlfredThorEnv`, one simulator for each environment.
+"""ALFWorld in THOR: the working part of alfworld 0.4.2's `AlfredThorEnv`, one simulator per environment.
 
-What it needs (ai2thor 2.1.0, OpenCV, an X display with GL, a Unity build, ALFWorld's data) is checked before it
-starts, and what is missing is named with its remedy.
+Requirements (ai2thor 2.1.0, OpenCV, an X display with GL, a Unity build, ALFWorld's data) are checked before it
+starts; the error says what is missing and how to fix it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .installed import import_package
 from .planner import Plan, plan
 
 FRAME = 300
-ENDLESS = 10**9  # steps; the limit of an episode is gymnasium's business
+ENDLESS = 10**9  # steps; gymnasium limits the episode
 
 CONFIGURATION: dict[str, Any] = {
     "env": {
@@ -45,11 +45,11 @@ CONFIGURATION: dict[str, Any] = {
     "general": {"training_method": "dagger"},
     "dagger": {"training": {"max_nb_steps_per_episode": ENDLESS}},
 }
-"""As much of alfworld's base_config.yaml, which its wheel doesn't carry, as is read."""
+"""The required part of alfworld's base_config.yaml, which its wheel doesn't include."""
 
 
 class ThorBackend:
-    """Frames are THOR's, in RGB. The plan is made from the texts: THOR names a thing once it is seen."""
+    """Frames are THOR's, in RGB. Plans are based on the text: THOR names an object once it is seen."""
 
     def __init__(self) -> None:
         missing = missing_for_thor()
@@ -89,7 +89,7 @@ class ThorBackend:
     def step(self, command: str) -> Moment:
         if self._thor is None:
             raise RuntimeError("THOR isn't running: reset the environment.")
-        self._run(self._thor.step, as_put(command))  # 0.4.2 offers "move" but its controller reads "put" only
+        self._run(self._thor.step, as_put(command))  # 0.4.2 offers "move", but its controller only accepts "put"
         assert self._belief is not None
         self._belief.follow(command, self._thor.get_results()[0])
         return self._moment()
@@ -102,9 +102,9 @@ class ThorBackend:
             self._thread.shutdown(wait=False)
 
     def _run(self, method: Callable[[str], Any], argument: str) -> Any:
-        """In a thread, for alfworld's controllers swallow every error of a step, and would swallow an interrupt here.
+        """Run in a thread, because alfworld's controllers swallow all errors of a step, including interrupts.
 
-        A lost simulator is swallowed too; so it is looked for, and ended.
+        They also swallow `SimulatorLost`, so check for it and stop the simulator.
         """
         simulator = self._thor.env
         assert self._thread is not None
@@ -133,9 +133,10 @@ class ThorBackend:
 
 
 def open_thor() -> Any:
-    """alfworld's `Thor` and its simulator. `Thor` is a thread that is never started: there its errors would be lost.
+    """alfworld's `Thor` and its simulator. `Thor` is a thread that is never started, so that its errors aren't lost.
 
-    It is told to evaluate, for in training it asks alfworld's handcoded expert at every step, and ours plans instead.
+    It runs in evaluation mode: in training mode it queries alfworld's handcoded expert at every step, which our
+    planner replaces.
     """
     import_package()
     from alfworld.agents.environment.alfred_thor_env import AlfredThorEnv
@@ -150,7 +151,7 @@ def open_thor() -> Any:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Python's global generator, seeded for a while: THOR's wording of a task is drawn from it."""
+    """Temporarily seed Python's global generator, which THOR uses to draw a task's wording."""
     state = random.getstate()
     random.seed(seed)
     try:

@@ -1,4 +1,4 @@
-"""The state of a room, read from the engine's facts, and what somebody who stands in it can see."""
+"""The state of a room, read from the engine's facts, and what is visible from inside it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 STATES = {"isclean": "clean", "ishot": "hot", "iscool": "cool", "istoggled": "on", "issliced": "sliced"}
-"""Predicate → the word for it. A lamp that was ever used is on: so say the game's texts and its goals."""
+"""Predicate → the word for it. A lamp that was ever used counts as on, as in the game's texts and goals."""
 
 
 def kind_of(name: str) -> str:
@@ -17,7 +17,7 @@ def kind_of(name: str) -> str:
 
 
 def natural(name: str) -> tuple[str, int]:
-    """Sorts "drawer 2" before "drawer 10"."""
+    """Sort key that puts "drawer 2" before "drawer 10"."""
     kind, _, number = name.rpartition(" ")
     return (kind, int(number)) if number.isdigit() else (name, 0)
 
@@ -28,7 +28,7 @@ class World:
 
     location: str
     locations: Mapping[str, str]
-    """Receptacle → where it stands. Several may share a place: who goes to one of them is in front of all."""
+    """Receptacle → its place. Several may share a place: going to one puts the agent in front of all of them."""
     contents: Mapping[str, Sequence[str]]
     """Receptacle → objects in or on it; every receptacle is a key."""
     openable: frozenset[str]
@@ -37,11 +37,11 @@ class World:
     states: Mapping[str, frozenset[str]]
     """Object → words of `STATES`; objects without any are left out."""
     can_contain: frozenset[tuple[str, str]]
-    """Kinds of receptacle and object that go together."""
+    """Compatible pairs of receptacle kind and object kind."""
 
     @property
     def here(self) -> list[str]:
-        """The receptacles that one stands in front of; none at the start."""
+        """The receptacles in front of the agent; none at the start."""
         return [name for name, place in self.locations.items() if place == self.location]
 
     def closed(self, receptacle: str) -> bool:
@@ -51,9 +51,9 @@ class World:
         return (kind_of(receptacle), kind_of(thing)) in self.can_contain
 
     def view(self) -> dict[str, Any]:
-        """What can be seen from here, as plain values; nothing that is closed or elsewhere.
+        """What is visible from here, as plain values; nothing behind a closed door or elsewhere.
 
-        - `room`: the names of all receptacles, which one sees at the start;
+        - `room`: the names of all receptacles, which are visible at the start;
         - `here`: `[name, "open" | "closed" | "", contents]` of each receptacle in front, `""` if it has no door;
         - `holding`: the object in the hand, or "";
         - `states`: `[object, words]` of the objects in view or in the hand that have any.
@@ -70,7 +70,7 @@ class World:
 
 
 class WorldReader:
-    """Reads the world from TextWorld's state. What no action can change is read once a game."""
+    """Reads the world from TextWorld's state. Facts that no action can change are read once per game."""
 
     def __init__(self, state: Any, entities: Mapping[str, Any]) -> None:
         self._state = state
@@ -102,12 +102,12 @@ class WorldReader:
         )
 
     def _facts(self, predicate: str) -> Iterator[tuple[str, ...]]:
-        """The arguments' names of each fact with this predicate."""
+        """The argument names of each fact with this predicate."""
         names = self._names
         for fact in self._state.facts_named(predicate):
             yield tuple(names[variable.name] for variable in fact.arguments)
 
 
 def _without_type(name: str) -> str:
-    """`"mugtype"` → `"mug"`: how the kinds are called in the facts."""
+    """`"mugtype"` → `"mug"`; the facts name kinds with this suffix."""
     return re.sub(r"type$", "", name)

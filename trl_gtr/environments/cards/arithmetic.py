@@ -1,16 +1,16 @@
-"""Exact arithmetic for the card games: read a formula, evaluate it, solve a hand, and see a dead end coming.
+"""Exact arithmetic for the card games: parse and evaluate formulas, solve hands, detect dead ends.
 
-A formula is a sequence of *elements*: numbers as text (`"10"`), `+ - * /`, `(` and `)`, and spaces, which mean nothing
-but count towards the length limit of the games. All values are rational numbers, held exactly.
+A formula is a sequence of *elements*: numbers as text (`"10"`), `+ - * /`, `(` and `)`, and spaces, which are ignored
+but count towards the games' length limit. All values are exact rationals.
 
-The functions that search share their arguments:
+The search functions share these arguments:
 
 - `formula`: the elements so far, e.g. an environment's `info["Formula"]`.
-- `numbers`: the whole hand (one to five), those in the formula included. A solution uses each of them once.
+- `numbers`: the whole hand (one to five), including numbers already in the formula. A solution uses each once.
 - `target`: the value to reach.
-- `operators`: the operators that may be played.
-- `parentheses`: whether parentheses may be played.
-- `max_elements`: the longest formula, spaces included, for which `=` is still accepted (Points24 20, EZPoints 5).
+- `operators`: the allowed operators.
+- `parentheses`: whether parentheses are allowed.
+- `max_elements`: the longest formula, including spaces, for which `=` is accepted (Points24 20, EZPoints 5).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def next_tokens(
     parentheses: bool = True,
     max_elements: int = 20,
 ) -> frozenset[str]:
-    """The tokens after which the target can still be reached; empty for a dead end.
+    """The tokens after which the target can still be reached; empty in a dead end.
 
-    Exact for every formula: a token is included if and only if some solution within the limit begins with the formula
-    and this token. For a complete and correct formula the answer is `"="`. It never includes a space.
+    Exact for every formula: a token is included if and only if some solution within the limit starts with the formula
+    followed by this token. For a complete, correct formula the result is `"="`. Spaces are never included.
 
     >>> sorted(next_tokens(["8", "/"], [8, 3, 8, 3]))
     ['(']
@@ -74,10 +74,10 @@ def complete(
     parentheses: bool = True,
     max_elements: int = 20,
 ) -> tuple[str, ...] | None:
-    """The simplest solution that begins with `formula`: its elements without spaces and `=`, or `None`.
+    """The simplest solution that starts with `formula`: its elements without spaces and `=`, or `None`.
 
-    Simplest means the fewest elements, and among those the first in the order of `solve`. It is stable:
-    after its next element is played, the answer is the same.
+    Simplest means fewest elements, with ties broken by the order of `solve`. The result is stable: it stays the same
+    after its next element is played.
 
     >>> "".join(complete(["(", "3"], [6, 5, 3, 2]))
     '(3+5)*6/2'
@@ -93,14 +93,14 @@ def solve(
     max_elements: int = 20,
     parentheses: bool = True,
 ) -> tuple[tuple[str, ...], ...]:
-    """All distinct solutions of a hand, the simplest first, each in its simplest form.
+    """All distinct solutions of a hand, simplest first, each in its simplest form.
 
-    Two formulas are the same solution if one becomes the other by changing the order of terms or factors, by
-    parentheses that only regroup a sum or a product (`8-(3-2)` is `8-3+2`, `8/(4/2)` is `8/4*2`), or by flipping the
-    signs of differences (`(1-5)*(2-8)` is `(5-1)*(8-2)`). `6*4*1` and `6*4/1` are two solutions.
+    Two formulas are the same solution if they differ only in the order of terms or factors, in parentheses that
+    regroup a sum or a product (`8-(3-2)` is `8-3+2`, `8/(4/2)` is `8/4*2`), or in flipped signs of differences
+    (`(1-5)*(2-8)` is `(5-1)*(8-2)`). `6*4*1` and `6*4/1` are two solutions.
 
-    Simplest means the fewest elements; among those the first when elements are compared one by one, large numbers
-    before small ones and before `(`, and `+` before `*`, `-`, `/` and `)`.
+    Simplest means fewest elements; ties are broken element by element, large numbers before small ones and before
+    `(`, and `+` before `*`, `-`, `/` and `)`.
 
     >>> print(*("".join(solution) for solution in solve([8, 3, 8, 3])))
     8/(3-8/3)
@@ -111,7 +111,7 @@ def solve(
 
 
 def _game(numbers: Sequence[int], target: int | Fraction, operators: str, parentheses: bool) -> tuple[Rules, Hand]:
-    """Check the arguments that all searches share."""
+    """Validate the arguments shared by all searches."""
     if not 1 <= len(numbers) <= MAX_NUMBERS or not all(
         isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 10**9 for n in numbers
     ):
@@ -149,7 +149,7 @@ def _without(hand: Hand, token: str) -> Hand:
 
 
 def _live_tokens(rules: Rules, state: State, left: Hand, room: int) -> Iterator[str]:
-    """The tokens but `=` after which the target is in reach within `room` elements, simplest first."""
+    """The tokens except `=` after which the target is reachable within `room` elements, simplest first."""
     if state.value is None:
         candidates = [*map(str, sorted(set(left), reverse=True)), *("(" if rules.parentheses else "")]
     else:
@@ -183,7 +183,7 @@ def _complete(rules: Rules, symbols: tuple[str, ...], hand: Hand, room: int) -> 
     if position is None:
         return None
     state, left = position
-    # With no more room than the shortest completion needs, every token that keeps the target in reach is part of one.
+    # With only as much room as the shortest completion needs, every live token is part of a shortest completion.
     least = next((room_used for room_used in range(room + 1) if rules.fits(state, left, room_used)), None)
     if least is None:
         return None

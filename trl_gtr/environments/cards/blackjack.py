@@ -22,22 +22,22 @@ TEN_FACES = "JQK"
 
 
 def usable_ace(hand: Sequence[Card]) -> bool:
-    """Whether an ace of the hand counts 11."""
+    """Whether an ace in the hand counts 11."""
     return any(card[0] == 1 for card in hand) and sum(card[0] for card in hand) + 10 <= 21
 
 
 def total(hand: Sequence[Card]) -> int:
-    """The hand's points; an ace counts 11 where that is not too much."""
+    """The hand's points; an ace counts 11 unless that goes over 21."""
     return sum(card[0] for card in hand) + 10 * usable_ace(hand)
 
 
 def is_natural(hand: Sequence[Card]) -> bool:
-    """An ace and a ten, dealt."""
+    """Whether the hand is an ace and a ten as dealt."""
     return sorted(card[0] for card in hand) == [1, 10]
 
 
 def score(hand: Sequence[Card]) -> int:
-    """What the hand is worth in the comparison: nothing when it is over 21."""
+    """The hand's value when compared: 0 if it is over 21."""
     return total(hand) if total(hand) <= 21 else 0
 
 
@@ -46,10 +46,10 @@ def draw_suit(rng: np.random.Generator) -> str:
 
 
 def draw_card(rng: np.random.Generator) -> Card:
-    """One card from an endless deck.
+    """One card from an infinite deck.
 
-    The draws and their order are the original's, so that its seeds give its hands. (It calls `choice`, which draws
-    just as `integers` does and is slower.)
+    Draws in the same order as the original, so that the same seeds give the same hands. (The original calls `choice`,
+    which draws exactly like `integers` but is slower.)
     """
     value = DECK[rng.integers(len(DECK))]
     suit = draw_suit(rng)
@@ -62,9 +62,9 @@ class BlackjackEnv(PictureEnv):
     """Get closer to 21 than the dealer without going over.
 
     ## Description
-    Dealer and player get two cards each, drawn with replacement; the dealer's first is face up. Ace counts 1, or 11
-    where that doesn't go over 21; J, Q and K count 10 (no card shows a 10). After the player stands, the
-    dealer draws up to 17. With the same seed the hands are those of the original game.
+    Dealer and player get two cards each, drawn with replacement; the dealer's first is face up. An ace counts 1, or
+    11 if that doesn't go over 21; J, Q and K count 10 (no card shows a 10). After the player stands, the dealer draws
+    up to 17. The same seed gives the same hands as in the original game.
 
     ## Observation
     `Box(0, 255, (300, 300, 3), uint8)`: green felt, the dealer's open card, a face-down card, and below them
@@ -81,13 +81,13 @@ class BlackjackEnv(PictureEnv):
     Terminated by standing, or by going over 21.
 
     ## Information
-    `Dealer Card` and `Player Card`: both hands, as lists of (value, face, suit). The dealer's hidden card is in it:
-    don't show this to the player.
+    `Dealer Card` and `Player Card`: both hands, as lists of (value, face, suit). This includes the dealer's hidden
+    card: don't show it to the player.
 
     ## Arguments
     - `natural=False`: a win with an ace and a ten as dealt pays 1.5.
-    - `sab=False`: the rules of Sutton and Barto's book, which ignore `natural`: the player's natural wins unless the
-      dealer has one too.
+    - `sab=False`: the rules of Sutton and Barto's book, which ignore `natural`: a player's natural wins unless the
+      dealer also has one.
     - `is_pixel=True`: see Observation.
     - `render_mode=None`: or `"rgb_array"`, or `"human"` (printed to a colour terminal).
 
@@ -113,19 +113,19 @@ class BlackjackEnv(PictureEnv):
 
     @property
     def step_limit(self) -> int:
-        return 20  # after two aces, 19 more count 21, and whatever comes next is too much
+        return 20  # two aces and 19 more make 21, and the next card goes over
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        wishes = self._check_options(options, ("dealer", "player"))
-        wished = {who: _wished_hand(who, hand) for who, hand in wishes.items()}
+        requested = self._check_options(options, ("dealer", "player"))
+        hands = {who: _requested_hand(who, hand) for who, hand in requested.items()}
         rng = self.np_random
         dealer, player = ([draw_card(rng), draw_card(rng)] for _ in range(2))
-        # The original draws the open card's looks once more; without these draws later cards would differ from its.
+        # The original draws the open card's face and suit again; repeat these draws so that later cards match.
         draw_suit(rng)
         if dealer[0][0] == 10:
             rng.integers(len(TEN_FACES))
-        self._dealer, self._player = wished.get("dealer", dealer), wished.get("player", player)
+        self._dealer, self._player = hands.get("dealer", dealer), hands.get("player", player)
         self._begin()
         return self._observation(), self._info()
 
@@ -174,19 +174,19 @@ class BlackjackEnv(PictureEnv):
 
 
 def _columns(cards: int) -> int:
-    """The fewest cards a row, four at least, with which all fit: smaller cards also make room for more rows."""
+    """The fewest cards per row, at least four, so that all fit: smaller cards also make room for more rows."""
     columns = 4
     while columns * (columns // 4) < cards:
         columns += 1
     return columns
 
 
-def _wished_hand(who: str, wish: Any) -> Hand:
+def _requested_hand(who: str, cards: Any) -> Hand:
     faces = {1: "A", **{value: str(value) for value in range(2, 10)}}
     hand: Hand = []
-    if not isinstance(wish, (list, tuple)) or len(wish) != 2:
-        raise ValueError(f"options[{who!r}] must be two cards such as [[10, 'K', 'H'], [7, '7', 'S']], not {wish!r}")
-    for card in wish:
+    if not isinstance(cards, (list, tuple)) or len(cards) != 2:
+        raise ValueError(f"options[{who!r}] must be two cards such as [[10, 'K', 'H'], [7, '7', 'S']], not {cards!r}")
+    for card in cards:
         valid = (
             isinstance(card, (list, tuple))
             and len(card) == 3

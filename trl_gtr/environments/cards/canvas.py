@@ -1,7 +1,7 @@
-"""The drawing board of the games: felt, lettering, and the picture in a terminal.
+"""Drawing helpers for the games: felt, lettering, and terminal output.
 
-Everything is drawn once, larger than needed, scaled down smoothly and kept; a step of a game then only copies pixels.
-Whatever this module hands out of a cache is read-only, so that nobody can spoil it.
+Everything is drawn once at a larger size, scaled down smoothly and cached; a game step then only copies pixels.
+Cached arrays are read-only, so that callers can't corrupt them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BLACK: Colour = (0, 0, 0)
 
 SUPERSAMPLE = 4
 
-# The operators as strokes (x0, y0, x1, y1) around their middle: the typeface has them too small to survive scaling.
+# The operators as strokes (x0, y0, x1, y1) around their centre: the font's own are too small to survive scaling.
 _STROKES: dict[str, list[tuple[float, float, float, float]]] = {
     "+": [(-1, 0, 1, 0), (0, -1, 0, 1)],
     "-": [(-1, 0, 1, 0)],
@@ -45,7 +45,7 @@ def read_only(picture: Picture) -> Picture:
 
 @lru_cache(maxsize=16)
 def blank(colour: Colour) -> Picture:
-    """An empty observation. Copy it before you draw on it."""
+    """An empty observation. Copy it before drawing on it."""
     return read_only(np.full((SIZE, SIZE, 3), colour, dtype=np.uint8))
 
 
@@ -58,11 +58,11 @@ def put(picture: Picture, patch: Picture, x: int, y: int) -> None:
 def lettering(text: str, height: int, max_width: int | None = None) -> Image.Image:
     """`text`, one word in bold, as a mask (mode L) whose capitals are `height` pixels high, squeezed if too wide.
 
-    The typeface is the one that Pillow carries in itself.
+    Uses the font bundled with Pillow.
     """
-    points = 2 * height  # capitals of 1.4 times the height: enough for a smooth edge
+    points = 2 * height  # capitals 1.4 times the height: enough for smooth edges
     font = ImageFont.load_default(points)
-    # What will be squeezed gets broader strokes first. Any broader, and they would close the openings of 6, 9 and 5.
+    # Text that will be squeezed gets wider strokes; any wider would close the openings of 6, 9 and 5.
     wide = max_width is not None and font.getlength(text) > 2 * max_width
     bold = points / (34 if wide else 48)
     letters = [_bold_letter(letter, font, points, bold) for letter in text]
@@ -84,7 +84,7 @@ def lettering(text: str, height: int, max_width: int | None = None) -> Image.Ima
 
 
 def _bold_letter(letter: str, font: Font, points: int, bold: float) -> Image.Image:
-    """One letter, cut at its left and right edge. The typeface has no bold: it is drawn all around a small circle."""
+    """One letter, cropped left and right. The font has no bold, so the letter is drawn all around a small circle."""
     mask = Image.new("L", (2 * points, 2 * points))
     draw = ImageDraw.Draw(mask)
     for step in range(24):
@@ -97,7 +97,7 @@ def _bold_letter(letter: str, font: Font, points: int, bold: float) -> Image.Ima
 
 @lru_cache(maxsize=256)
 def words(text: str, height: int, ink: Colour, paper: Colour, max_width: int | None = None) -> Picture:
-    """A line of text, cut to its own size, whose capitals are `height` pixels high."""
+    """A tightly cropped line of text whose capitals are `height` pixels high."""
     mask = lettering(text, height, max_width)
     line = Image.new("RGB", mask.size, paper)
     line.paste(ink, (0, 0), mask)
@@ -106,7 +106,7 @@ def words(text: str, height: int, ink: Colour, paper: Colour, max_width: int | N
 
 @lru_cache(maxsize=256)
 def formula_cell(element: str, width: int, height: int) -> Picture:
-    """One element of a formula in a box of its own; an empty box for a space."""
+    """One element of a formula in its own box; an empty box for a space."""
     k = SUPERSAMPLE
     cell = Image.new("RGB", (width * k, height * k), SLATE)
     middle_x, middle_y = width * k / 2, height * k / 2

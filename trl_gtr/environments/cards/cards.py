@@ -1,7 +1,6 @@
-"""Playing cards: their names, their numbers and their faces.
+"""Playing cards: names, numbers and faces.
 
-A card's name is its suit and its rank: `"H4"` is the four of hearts, `"ST"` the ten of spades, `"CA"` the ace of
-clubs.
+A card's name is its suit and rank: `"H4"` is the four of hearts, `"ST"` the ten of spades, `"CA"` the ace of clubs.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ SUITS = {"H": "hearts", "S": "spades", "D": "diamonds", "C": "clubs"}
 RANKS = "A23456789TJQK"
 
 CARD_WIDTH, CARD_HEIGHT = 69, 108
-"""A card at full size: four of them fill a row, a column of 75 pixels each."""
+"""A card at full size: four fill a row, in columns of 75 pixels."""
 
 RED: Colour = (200, 16, 46)
 INK: Colour = (22, 22, 29)
@@ -28,7 +27,7 @@ BACK: Colour = (34, 58, 128)
 
 
 def check_card(name: object) -> str:
-    """The name itself, or a ValueError that says what names there are."""
+    """Return the name, or raise a `ValueError` that lists the valid names."""
     if not (isinstance(name, str) and len(name) == 2 and name[0] in SUITS and name[1] in RANKS):
         raise ValueError(
             f"no such card: {name!r}. A card is its suit ({', '.join(SUITS)}) and its rank ({', '.join(RANKS)}), "
@@ -48,12 +47,12 @@ def card_rank(name: str) -> int:
 
 
 def printed_rank(name: str) -> str:
-    """The rank as it is printed on the card: A, 2 … 10, J, Q, K."""
+    """The rank as printed on the card: A, 2 … 10, J, Q, K."""
     return "10" if name[1] == "T" else name[1]
 
 
 def in_words(name: str) -> str:
-    """The card as a player says it: "queen of hearts"."""
+    """The card in words: "queen of hearts"."""
     spoken = {"A": "ace", "J": "jack", "Q": "queen", "K": "king"}
     return f"{spoken.get(name[1], printed_rank(name))} of {SUITS[name[0]]}"
 
@@ -95,7 +94,7 @@ def _rounded(width: int, height: int, radius: float) -> Image.Image:
 
 
 def _cardboard(width: int, height: int, colour: Colour) -> Image.Image:
-    """An empty card with round corners, lying on felt."""
+    """A blank card with rounded corners on felt."""
     card = Image.new("RGB", (width, height), FELT)
     ImageDraw.Draw(card).rounded_rectangle(
         (0, 0, width - 1, height - 1), 0.1 * width, fill=colour, outline=EDGE, width=max(1, SUPERSAMPLE)
@@ -104,7 +103,7 @@ def _cardboard(width: int, height: int, colour: Colour) -> Image.Image:
 
 
 def _suit(suit: str, side: int) -> Image.Image:
-    """The suit's sign as a mask (mode L) of `side` × `side` pixels."""
+    """The suit symbol as a mask (mode L) of `side` × `side` pixels."""
     mask = Image.new("L", (side, side))
     draw = ImageDraw.Draw(mask)
 

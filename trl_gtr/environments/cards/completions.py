@@ -1,8 +1,8 @@
-"""Can a formula still be completed? Exactly, for every formula, and fast.
+"""A fast, exact test of whether a formula can still be completed.
 
-Whatever completes a formula has to play the numbers that are left, one operator before each, and close every open
-parenthesis: that length is fixed. Only the parentheses that the completion opens itself can vary, so "does it fit into
-the length limit?" becomes "how many new pairs of parentheses does it need?", and that is what the tables here hold.
+A completion must play the remaining numbers, one operator before each, and close every open parenthesis: that length
+is fixed. Only the parentheses it opens itself can vary, so "does it fit the length limit?" becomes "how many new pairs
+of parentheses does it need?", which is what the tables here store.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from itertools import product
 from .formula import START, Pending, Rational, State, Value, apply, rational
 
 Hand = tuple[int, ...]
-"""Numbers to play, the largest first."""
+"""Numbers to play, largest first."""
 Table = dict[Rational, int]
-"""Value → the smallest number of parenthesis pairs that makes it."""
+"""Value → the fewest parenthesis pairs needed to make it."""
 
-# Hands of up to three numbers recur all the time, so the tables are shared by all deals.
+# Hands of up to three numbers recur all the time, so all deals share the tables.
 
 
 @lru_cache(maxsize=4096)
 def splits(hand: Hand) -> tuple[tuple[Hand, Hand], ...]:
-    """Every distinct way to part the numbers in two (one of them may get nothing), small first parts first."""
+    """Every distinct way to split the numbers in two (one part may be empty), small first parts first."""
     counts = sorted(Counter(hand).items(), reverse=True)
     parts = []
     for taken in product(*(range(count + 1) for _, count in counts)):
@@ -75,7 +75,7 @@ def _multipliers(hand: Hand, operators: str, parentheses: bool) -> Table:
 
 @lru_cache(maxsize=4096)
 def _addends(hand: Hand, operators: str, parentheses: bool) -> Table:
-    """Values y such that "+ …" or "- …" with all of `hand` adds y to what is before it."""
+    """Values y such that "+ …" or "- …" with all of `hand` adds y to what precedes it."""
     if not hand:
         return {(0, 1): 0}
     table: Table = {}
@@ -105,7 +105,7 @@ def _terms(hand: Hand, operators: str, parentheses: bool) -> Table:
 
 
 def _level_values(value: Value, hand: Hand, operators: str, parentheses: bool) -> Iterator[tuple[Rational, int]]:
-    """What a level that stands at `value` can end with if all of `hand` is played in it, and the new pairs needed."""
+    """The final values of a level now at `value` if all of `hand` is played in it, with the new pairs needed."""
     a, t, d = value
     for first, rest in splits(hand):
         addends = _addends(rest, operators, parentheses)
@@ -115,7 +115,7 @@ def _level_values(value: Value, hand: Hand, operators: str, parentheses: bool) -
 
 
 def _useful(frames: tuple[Pending, ...], numbers_left: int) -> tuple[Pending, ...]:
-    """Drop open parentheses that can't matter: of several in a row, each needs a number of its own behind its end."""
+    """Drop open parentheses that can't matter: of several in a row, each needs its own number after it closes."""
     kept: list[Pending] = []
     run = 0
     for frame in frames:
@@ -126,7 +126,7 @@ def _useful(frames: tuple[Pending, ...], numbers_left: int) -> tuple[Pending, ..
 
 
 class Rules:
-    """What a completion has to reach, with which signs. One object per target and set of signs."""
+    """The target and the allowed operators and parentheses. One object per combination."""
 
     def __init__(self, target: Fraction, operators: str, parentheses: bool) -> None:
         self.target: Rational = (target.numerator, target.denominator)
@@ -134,7 +134,7 @@ class Rules:
         self.parentheses = parentheses
 
     def fits(self, state: State, hand: Hand, room: int) -> bool:
-        """Can the target be reached with all of `hand` and at most `room` further elements?"""
+        """Whether the target can be reached with all of `hand` and at most `room` more elements."""
         operators = len(hand) - (state.pending is not None)
         spare = room - len(hand) - operators - len(state.frames)
         if spare < 0 or operators < 0:
@@ -142,13 +142,13 @@ class Rules:
         return self._completes(state, hand, min(spare // 2, len(hand)) if self.parentheses else 0)
 
     def _completes(self, state: State, hand: Hand, pairs: int) -> bool:
-        """Can the target be reached with all of `hand` and at most `pairs` new pairs of parentheses?"""
+        """Whether the target can be reached with all of `hand` and at most `pairs` new pairs of parentheses."""
         frames = _useful(state.frames, len(hand))
         if state.value is not None:
             return self._after_value(frames, state.value, hand, pairs)
         assert state.pending is not None
-        # Parentheses with nothing in them yet can be closed behind the next number. So they never hurt, and all that
-        # they can do is to save a new pair: ask without them first.
+        # Parentheses that are still empty can be closed after the next number, so they never hurt; at best they save
+        # a new pair. Try without them first.
         outer, pending = frames, state.pending
         while pending == START and outer:
             outer, pending = outer[:-1], outer[-1]
@@ -180,7 +180,7 @@ class Rules:
         return False
 
     def _ends_on_target(self, value: Value, hand: Hand, pairs: int) -> bool:
-        """Outside all parentheses: for each multiplier of the last term, look up the addend that is missing."""
+        """Outside all parentheses: for each multiplier of the last term, look up the missing addend."""
         a, t, d = value
         m, n = self.target
         for first, rest in splits(hand):

@@ -10,12 +10,12 @@ from .formula_env import FormulaEnv
 
 
 class EZPointsEnv(FormulaEnv):
-    """Two cards are on the table: build a formula that uses both numbers and makes 12.
+    """Build a formula from the numbers of two cards that makes 12.
 
     ## Description
     Every deal has a solution with `+` or `*`. The first rank is drawn from 2 to 13; face cards count 10. If its number
-    is 2, 3, 4 or 6, the second number is with probability ½ the one that makes 12 by multiplication; otherwise it is
-    the one that makes 12 by addition. Then the two are swapped with probability ½.
+    is 2, 3, 4 or 6, the second number makes 12 by multiplication with probability ½; otherwise it makes 12 by
+    addition. Then the two are swapped with probability ½.
 
     ## Observation
     `Box(0, 255, (300, 300, 3), uint8)`: green felt, the two cards, and below them the formula so far.
@@ -34,12 +34,12 @@ class EZPointsEnv(FormulaEnv):
     - everything else: 0
 
     ## Episode end
-    Terminated by `=`. Truncated by the step after the formula has grown to more than 5 elements, spaces included; so
-    `=` must come while it has 5 at most.
+    Terminated by `=`. Truncated by the step after the formula exceeds 5 elements, including spaces; so `=` must be
+    played while it has at most 5.
 
     ## Information
-    `Cards` (names: suit H S D C and rank A 2–9 T J Q K), `Numbers` (what they count for), `Formula` (its elements as
-    text). All are copies.
+    `Cards` (names: suit H S D C and rank A 2–9 T J Q K), `Numbers` (their values), `Formula` (its elements as text).
+    All are copies.
 
     ## Arguments
     - `render_mode=None`: or `"rgb_array"`, or `"human"` (printed to a colour terminal).
@@ -67,4 +67,4 @@ class EZPointsEnv(FormulaEnv):
 
     def check_deal(self, cards: tuple[str, ...]) -> None:
         if not reachable([], self.numbers_of(cards), 12, "+*", False, self.max_elements):
-            raise ValueError(f"{list(cards)} don't make 12 by + or *, so EZPoints never deals them: choose others")
+            raise ValueError(f"{list(cards)} don't make 12 with + or *, so EZPoints never deals them: choose others")

@@ -1,8 +1,7 @@
-"""Reading formulas: elements in, an exact rational value out.
+"""Parse formulas into exact rational values.
 
-A formula is a sequence of *elements*: numbers as text (`"10"`), `+ - * /`, `(` and `)`, and spaces, which mean
-nothing. Numbers that stand side by side and unary signs don't parse. Nothing is ever handed to Python's own
-evaluator.
+A formula is a sequence of *elements*: numbers as text (`"10"`), `+ - * /`, `(` and `)`, and spaces, which are ignored.
+Adjacent numbers and unary signs don't parse. `eval` is never used.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 _ELEMENT = re.compile(r"(?:0|[1-9][0-9]{0,8})(?![0-9])|[-+*/()]")
 
 Rational = tuple[int, int]
-"""Numerator and denominator, reduced, the denominator positive. Python's Fraction is several times slower."""
+"""Reduced numerator and positive denominator. Python's Fraction is several times slower."""
 Value = tuple[int, int, int]
 """(a, t, d): a level's value so far, a/d + t/d. The last term t/d can still be multiplied or divided."""
 Pending = tuple[int, int, int, str]
-"""A `Value` and the operator that waits for its right-hand side."""
+"""A `Value` and an operator waiting for its right-hand side."""
 
 START: Pending = (0, 0, 1, "+")
-"""What waits for the first number of a formula or of a parenthesis: nothing, to which it is added."""
+"""The start of a formula or parenthesis: the first number is added to zero."""
 
 
 def tokenize(text: str) -> list[str] | None:
     """Split a written formula such as `"8/(3-8/3)"` into elements, without its spaces.
 
-    `None` if the text has characters that no formula has. A text that splits need not parse.
+    `None` if the text has characters that can't be part of a formula. A result need not be a valid formula.
     """
     elements: list[str] = []
     position = 0
@@ -57,9 +56,9 @@ def evaluate(elements: Sequence[str | int]) -> Fraction | None:
 
 
 class State:
-    """Where the reading of a formula stands.
+    """The parser's state.
 
-    `frames`: what waits outside each open parenthesis. Exactly one of `value` (an operator or `)` comes next) and
+    `frames`: what is pending outside each open parenthesis. Exactly one of `value` (an operator or `)` comes next) and
     `pending` (a number or `(` comes next) is set.
     """
 
@@ -71,7 +70,7 @@ class State:
         self.frames, self.value, self.pending, self.used = frames, value, pending, used
 
     def after(self, symbol: str) -> State | None:
-        """The state one element later, or `None` if that element can't stand here."""
+        """The state after one more element, or `None` if that element isn't allowed here."""
         if self.pending is not None:
             if symbol == "(":
                 return State((*self.frames, self.pending), None, START, self.used)
@@ -89,7 +88,7 @@ class State:
 
 
 def symbols_of(elements: Sequence[str | int]) -> tuple[str, ...]:
-    """The elements as text without the spaces. (The original games hand out numbers as int.)"""
+    """The elements as text without spaces. (The original games return numbers as int.)"""
     if isinstance(elements, str):
         raise ValueError(
             "a formula is a sequence of elements such as ['8', '*', '3']: split text with tokenize() first"
@@ -106,12 +105,12 @@ def read(symbols: Sequence[str]) -> State | None:
 
 def waiting(value: Value, operator: str) -> Pending:
     a, t, d = value
-    # After + or - the finished term can no longer change: fold it, so that equal situations look equal.
+    # After + or - the finished term can no longer change: fold it, so that equivalent states are equal.
     return (a + t, 0, d, operator) if operator in "+-" else (a, t, d, operator)
 
 
 def apply(pending: Pending, p: int, q: int) -> Value | None:
-    """Give the waiting operator its right-hand side p/q; `None` is a division by zero."""
+    """Apply the pending operator to p/q; `None` if it divides by zero."""
     a, t, d, operator = pending
     if operator == "+":
         return (a + t) * q, p * d, d * q

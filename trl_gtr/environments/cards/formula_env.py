@@ -1,4 +1,4 @@
-"""The game that Points24 and EZPoints are two sizes of: build a formula from the numbers on the table."""
+"""The common base of Points24 and EZPoints: build a formula from the cards' numbers."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ FORMULA_TOP = 188
 
 
 class FormulaEnv(PictureEnv):
-    """Play numbers and signs until the formula makes the target; see `Points24Env` and `EZPointsEnv`."""
+    """Play numbers and signs until the formula equals the target; see `Points24Env` and `EZPointsEnv`."""
 
     hand_size: ClassVar[int]
     signs: ClassVar[str]
-    """The signs that can be played, in the order of their actions, `=` last."""
+    """The playable signs, in action order, `=` last."""
     max_elements: ClassVar[int]
-    """The longest formula, spaces included, for which `=` still counts."""
+    """The longest formula, including spaces, for which `=` is accepted."""
     card_box: ClassVar[tuple[int, int]]
-    """Width and height of a card in the picture."""
+    """Width and height of a card in the image."""
     formula_grid: ClassVar[tuple[int, int]]
-    """Rows and columns of the formula in the picture."""
+    """Rows and columns of the formula in the image."""
 
     def __init__(self, target_points: int, largest_number: int, render_mode: str | None) -> None:
         super().__init__(render_mode)
@@ -42,17 +42,17 @@ class FormulaEnv(PictureEnv):
 
     @property
     def step_limit(self) -> int:
-        return self.max_elements + 2  # up to one element too many, and the step after it
+        return self.max_elements + 2  # one element too many, and the step after it
 
     def deal(self) -> tuple[str, ...]:
         """Draw a hand at random."""
         raise NotImplementedError
 
     def check_deal(self, cards: tuple[str, ...]) -> None:
-        """Raise a ValueError if the game never deals this hand."""
+        """Raise a `ValueError` if the game never deals this hand."""
 
     def number_of(self, card: str) -> int:
-        """The number that a card counts for."""
+        """The value of a card."""
         return min(card_rank(card), self.largest_number)
 
     def numbers_of(self, cards: tuple[str, ...]) -> tuple[int, ...]:
@@ -62,16 +62,16 @@ class FormulaEnv(PictureEnv):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Picture, dict[str, Any]]:
         super().reset(seed=seed)
-        wishes = self._check_options(options, ("cards",))
-        cards = self._wished_cards(wishes["cards"]) if "cards" in wishes else self.deal()
+        requested = self._check_options(options, ("cards",))
+        cards = self._requested_cards(requested["cards"]) if "cards" in requested else self.deal()
         self._cards, self._numbers, self._formula = cards, self.numbers_of(cards), []
         self._begin()
         return self.picture(), self._info()
 
-    def _wished_cards(self, wish: Any) -> tuple[str, ...]:
-        if not isinstance(wish, (list, tuple)) or len(wish) != self.hand_size:
-            raise ValueError(f"options['cards'] must be a list of {self.hand_size} card names, not {wish!r}")
-        cards = tuple(check_card(name) for name in wish)
+    def _requested_cards(self, requested: Any) -> tuple[str, ...]:
+        if not isinstance(requested, (list, tuple)) or len(requested) != self.hand_size:
+            raise ValueError(f"options['cards'] must be a list of {self.hand_size} card names, not {requested!r}")
+        cards = tuple(check_card(name) for name in requested)
         self.check_deal(cards)
         return cards
 
@@ -117,7 +117,7 @@ class FormulaEnv(PictureEnv):
 
 @lru_cache(maxsize=1)
 def _table() -> Picture:
-    """The table without cards: felt, the word Formula, and the slate that the formula is written on."""
+    """The table without cards: felt, the word Formula, and the slate for the formula."""
     table = blank(FELT).copy()
     put(table, words("Formula:", 20, CREAM, FELT), 8, 156)
     table[FORMULA_TOP:] = SLATE

@@ -11,21 +11,21 @@ from .picture_env import PictureEnv
 
 
 class NumberLineEnv(PictureEnv):
-    """Walk along the number line, one to the left or one to the right, until the target is reached.
+    """Walk along the number line, one step left or right at a time, until the target is reached.
 
     ## Description
     Target and start are drawn uniformly from 0 to `max_position`. If they are equal, the target moves by one
-    (modulo `max_position`), so there is always some way to go.
+    (modulo `max_position`), so they always differ.
 
     ## Observation
     `Box(0, 255, (300, 300, 3), uint8)`: the two lines "Target: x" and "Current: y", black on white.
 
     ## Actions
-    `Discrete(2)`: 0 subtracts one (`-`), 1 adds one (`+`). At either end of the line the position stays.
+    `Discrete(2)`: 0 subtracts one (`-`), 1 adds one (`+`). Moving past either end has no effect.
 
     ## Rewards
     - the target is reached: +1
-    - the distance to it did not shrink: −1
+    - the distance to it did not decrease: −1
     - otherwise: 0
 
     ## Episode end
@@ -35,7 +35,7 @@ class NumberLineEnv(PictureEnv):
     `Target` and `Current`.
 
     ## Arguments
-    - `max_position=5`: the right end of the line, 2 or more.
+    - `max_position=5`: the right end of the line, at least 2.
     - `render_mode=None`: or `"rgb_array"`, or `"human"` (printed to a colour terminal).
 
     `reset(options={"target": 3, "current": 0})` sets both.
@@ -59,9 +59,9 @@ class NumberLineEnv(PictureEnv):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Picture, dict[str, Any]]:
         super().reset(seed=seed)
-        wishes = self._check_options(options, ("target", "current"))
-        if wishes:
-            self._target, self._current = self._wished_positions(dict(wishes))
+        requested = self._check_options(options, ("target", "current"))
+        if requested:
+            self._target, self._current = self._requested_positions(dict(requested))
         else:
             self._current, self._target = map(int, self.np_random.integers(0, self.max_position + 1, size=2))
             if self._current == self._target:
@@ -70,12 +70,12 @@ class NumberLineEnv(PictureEnv):
         self._begin()
         return self.picture(), self._info()
 
-    def _wished_positions(self, wishes: dict[str, Any]) -> tuple[int, int]:
-        target, current = wishes.get("target", -1), wishes.get("current", -1)
+    def _requested_positions(self, given: dict[str, Any]) -> tuple[int, int]:
+        target, current = given.get("target", -1), given.get("current", -1)
         for position in (target, current):
             if not isinstance(position, int) or isinstance(position, bool) or not 0 <= position <= self.max_position:
                 raise ValueError(
-                    f"options need both 'target' and 'current', integers from 0 to {self.max_position}, not {wishes!r}"
+                    f"options need both 'target' and 'current', integers from 0 to {self.max_position}, not {given!r}"
                 )
         if target == current:
             raise ValueError(f"'target' and 'current' must differ, both are {target}")

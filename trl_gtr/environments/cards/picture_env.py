@@ -1,4 +1,4 @@
-"""What the four games share: the picture as observation, render modes, and refusing what makes no sense."""
+"""The common base of the four games: image observations, render modes and input validation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .canvas import SIZE, Picture, in_terminal
 
 
 class PictureEnv(gym.Env[Any, Any]):
-    """A game with a discrete action whose state is drawn as a 300×300 RGB picture.
+    """A game with discrete actions whose state is drawn as a 300×300 RGB image.
 
     A subclass sets `actions` and `action_space`, and implements `picture()`, `step_limit` and gymnasium's `reset` and
     `step`.
@@ -23,7 +23,7 @@ class PictureEnv(gym.Env[Any, Any]):
     metadata: dict[str, Any] = {"render_modes": ["human", "rgb_array"], "render_fps": 4}  # noqa: RUF012
 
     actions: tuple[str, ...]
-    """The text of each action, by its index."""
+    """The text of each action, by index."""
 
     def __init__(self, render_mode: str | None = None) -> None:
         modes = self.metadata["render_modes"]
@@ -35,7 +35,7 @@ class PictureEnv(gym.Env[Any, Any]):
         self._has_state = False
 
     def __getstate__(self) -> dict[str, Any]:
-        # The bounds of the pixels alone are more than a megabyte; a checkpoint needs the state of the game only.
+        # The pixel bounds alone take more than a megabyte; a checkpoint only needs the game's state.
         return {name: value for name, value in vars(self).items() if name != "observation_space"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -47,7 +47,7 @@ class PictureEnv(gym.Env[Any, Any]):
 
     @property
     def step_limit(self) -> int:
-        """The most steps that an episode can have by the rules of the game."""
+        """The maximum episode length under the game's rules."""
         raise NotImplementedError
 
     def picture(self) -> Picture:
@@ -55,7 +55,7 @@ class PictureEnv(gym.Env[Any, Any]):
         raise NotImplementedError
 
     def render(self) -> Any:
-        """`"rgb_array"`: the picture. `"human"`: prints it to a colour terminal of 96 columns."""
+        """`"rgb_array"` returns the image; `"human"` prints it to a colour terminal, 96 columns wide."""
         if not self._has_state:
             raise ValueError("nothing to render yet: call reset() first")
         if self.render_mode == "rgb_array":
@@ -68,15 +68,15 @@ class PictureEnv(gym.Env[Any, Any]):
         return None
 
     def _begin(self) -> None:
-        """The end of every `reset`."""
+        """Called at the end of every `reset`."""
         self._running = self._has_state = True
         if self.render_mode == "human":
             self.render()
 
     def _check_step(self, action: Any) -> int:
-        """The beginning of every `step`: the action as a plain int."""
+        """Called at the start of every `step`: returns the action as a plain int."""
         if not self._running:
-            raise ValueError("the episode is over or was never begun: call reset() before step()")
+            raise ValueError("the episode is over or hasn't started: call reset() before step()")
         if isinstance(action, np.ndarray) and action.shape == ():
             action = action[()]
         is_index = isinstance(action, (int, np.integer)) and not isinstance(action, bool)
@@ -86,7 +86,7 @@ class PictureEnv(gym.Env[Any, Any]):
         return int(action)
 
     def _end_step(self, ended: bool) -> None:
-        """The end of every `step`."""
+        """Called at the end of every `step`."""
         self._running = not ended
         if self.render_mode == "human":
             self.render()
@@ -96,5 +96,5 @@ class PictureEnv(gym.Env[Any, Any]):
         if options is None:
             return {}
         if not isinstance(options, Mapping) or not set(options) <= set(allowed):
-            raise ValueError(f"reset options must be a dict with no keys but {list(allowed)}, not {options!r}")
+            raise ValueError(f"reset options must be a dict with only the keys {list(allowed)}, not {options!r}")
         return options

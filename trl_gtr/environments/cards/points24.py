@@ -8,15 +8,15 @@ from .arithmetic import reachable
 from .cards import RANKS, SUITS, card_name
 from .formula_env import FormulaEnv
 
-# A target that hardly any hand reaches would otherwise make `solvable_only` search for ever.
+# Without a limit, `solvable_only` could search forever for a target that hardly any hand reaches.
 MAX_DEALS = 2_000
 
 
 class Points24Env(FormulaEnv):
-    """Four cards are on the table: build a formula that uses each number once and makes 24.
+    """Build a formula from the numbers of four cards, each used once, that makes 24.
 
     ## Description
-    Ranks 1 to 13 and the four suits are drawn uniformly, with replacement. An ace counts 1, the face cards count 10.
+    Ranks 1 to 13 and the four suits are drawn uniformly, with replacement. An ace counts 1, face cards count 10.
     The formula is built element by element. 73.1 % of all deals have a solution.
 
     ## Observation
@@ -36,21 +36,21 @@ class Points24Env(FormulaEnv):
     - any action when the formula has more than 20 elements: −1
     - everything else: 0
 
-    Values are compared as fractions: 8/(3-8/3) is 24. Formulas have the binary `+ - * /` and parentheses; numbers
-    side by side (1, 2 as twelve), `**`, `//` and signs before a number don't parse. Spaces mean nothing.
+    Values are compared as fractions: 8/(3-8/3) is 24. Formulas consist of binary `+ - * /` and parentheses; adjacent
+    numbers (1, 2 as twelve), `**`, `//` and unary signs don't parse. Spaces are ignored.
 
     ## Episode end
-    Terminated by `=`. Truncated by the step after the formula has grown to more than 20 elements, spaces included; so
-    `=` must come while it has 20 at most.
+    Terminated by `=`. Truncated by the step after the formula exceeds 20 elements, including spaces; so `=` must be
+    played while it has at most 20.
 
     ## Information
-    `Cards` (names: suit H S D C and rank A 2–9 T J Q K), `Numbers` (what they count for), `Formula` (its elements as
-    text). All are copies.
+    `Cards` (names: suit H S D C and rank A 2–9 T J Q K), `Numbers` (their values), `Formula` (its elements as text).
+    All are copies.
 
     ## Arguments
     - `treat_face_cards_as_10=True`: otherwise jack, queen and king count 11, 12 and 13.
     - `target_points=24`: the value to make.
-    - `solvable_only=False`: deal only hands that have a solution.
+    - `solvable_only=False`: if `True`, deal only hands that have a solution.
     - `render_mode=None`: or `"rgb_array"`, or `"human"` (printed to a colour terminal).
 
     `reset(options={"cards": ["H4", "SK", "D7", "CA"]})` sets the deal.

@@ -1,4 +1,4 @@
-"""All distinct solutions of a hand: every formula is built, the right ones are written and sorted into classes."""
+"""All distinct solutions of a hand: build every expression, keep the correct ones, and group equivalent ones."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Expression = Union[int, tuple["Expression", str, "Expression"]]  # noqa: UP007  
 Writing = tuple[str, ...]
 
 RANK = {"+": 0, "*": 1, "-": 2, "/": 3, ")": 4, "(": 1}
-"""The order in which elements are compared. Where `(` can stand numbers can: a number n ranks as −n."""
+"""The order in which elements are compared. Numbers can appear wherever `(` can: a number n ranks as −n."""
 
 
 def solutions(hand: Hand, target: Rational, operators: str, parentheses: bool) -> tuple[Writing, ...]:
-    """The simplest writing of each distinct solution, simplest first. `arithmetic.solve` says what the words mean."""
+    """The simplest form of each distinct solution, simplest first; see `arithmetic.solve` for definitions."""
     simplest: dict[str, Writing] = {}
     for value, expression in _combine(hand, operators):
         if value != target:
@@ -34,7 +34,7 @@ def solutions(hand: Hand, target: Rational, operators: str, parentheses: bool) -
 
 
 def simplicity(writing: Writing) -> tuple[int, list[int]]:
-    """Sorts formulas: fewer elements first, then element by element."""
+    """Sort key for formulas: fewer elements first, then element by element."""
     return len(writing), [RANK[element] if element in RANK else -int(element) for element in writing]
 
 
@@ -68,8 +68,8 @@ def _expressions(hand: Hand, operators: str) -> tuple[tuple[Rational, Expression
 
 
 def _write(expression: Expression, inside: str = "+") -> Writing:
-    """The elements, with those parentheses only that the value needs. `inside` is the operator to the left, and `+`
-    for a left operand of anything but a product."""
+    """The elements, with only the necessary parentheses. `inside` is the operator to the left, or `+` for the left
+    operand of anything but a product."""
     if isinstance(expression, int):
         return (str(expression),)
     left, operator, right = expression
@@ -79,7 +79,7 @@ def _write(expression: Expression, inside: str = "+") -> Writing:
 
 
 def _canonical(expression: Expression) -> tuple[int, str, Fraction]:
-    """(sign, form, size): formulas that are the same solution have the same form; the value is sign × size."""
+    """(sign, form, size): equivalent formulas have the same form; the value is sign × size."""
     if isinstance(expression, int):
         return 1, str(expression), Fraction(expression)
     if expression[1] in "*/":
@@ -95,13 +95,13 @@ def _canonical(expression: Expression) -> tuple[int, str, Fraction]:
         total += term
         terms.append((term >= 0, form))
     forms = ["".join(sorted("-+"[plus == upright] + form for plus, form in terms)) for upright in (True, False)]
-    if total == 0:  # neither way round is the positive one
+    if total == 0:  # neither order is the positive one
         return 1, f"({min(forms)})", total
     return (1, f"({forms[0]})", total) if total > 0 else (-1, f"({forms[1]})", -total)
 
 
 def _parts(expression: Expression, operators: str, mark: str) -> list[tuple[str, tuple[int, str, Fraction]]]:
-    """The terms of a sum or the factors of a product through all groupings, each with its operator."""
+    """The terms of a sum or factors of a product across all groupings, each with its operator."""
     if isinstance(expression, int) or expression[1] not in operators:
         return [(mark, _canonical(expression))]
     left, operator, right = expression

@@ -1,4 +1,4 @@
-"""The games in words, for baselines that can't see."""
+"""The games as text, for baselines without vision."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MAX_LENGTH = 1000
 
 
 class TextObservation(gym.Wrapper[str, Any, Any, Any], gym.utils.RecordConstructorArgs):
-    """Replaces the image of a card game with a sentence that says what the image shows, and no more.
+    """Replaces a card game's image with a sentence that says exactly what the image shows.
 
-    The dealer's hidden card in Blackjack stays hidden. `info` is passed on unchanged.
+    The dealer's hidden card in Blackjack stays hidden. `info` is unchanged.
 
     >>> import gymnasium as gym, trl_gtr.environments
     >>> env = TextObservation(gym.make("gym_cards/NumberLine-v0"))
@@ -41,7 +41,7 @@ class TextObservation(gym.Wrapper[str, Any, Any, Any], gym.utils.RecordConstruct
 
 
 def sentence(info: Mapping[str, Any]) -> str:
-    """What a player may know of a state, from the info of any of the four games."""
+    """What the player may see of a state, from the info of any of the four games."""
     if "Formula" in info:
         formula = "".join(map(str, info["Formula"]))
         return f"The cards are {_list(info['Cards'])}. " + (
@@ -55,7 +55,7 @@ def sentence(info: Mapping[str, Any]) -> str:
         points = f"{'soft ' if usable_ace(hand) else ''}{total(hand)}"
         held = _list([suit + face for _, face, suit in hand])
         return f"The dealer shows the {in_words(suit + face)}. You hold {held}: {points} points."
-    raise ValueError(f"TextObservation knows the four card games only; this info has the keys {sorted(info)}")
+    raise ValueError(f"TextObservation only supports the four card games; this info has the keys {sorted(info)}")
 
 
 def _list(cards: list[str]) -> str:

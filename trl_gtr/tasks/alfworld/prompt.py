@@ -1,4 +1,4 @@
-"""What an ALFWorld agent is told: the words of the prompt, the expert's thought, and the list of commands."""
+"""ALFWorld's texts: the prompt, the expert's thought, and the list of commands."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ SUBGOALS = {
     "put": "put the {object} in the {receptacle}",
     "drop": "put down the {object}",
 }
-NAMED = 3  # things in view that the expert's thought names at most
+NAMED = 3  # maximum number of visible objects named in the expert's thought
 
 
 def told(info: Mapping[str, Any]) -> str:
-    """What the game says, on one line, without its greeting and without the task, which the prompt has anyway."""
+    """The game's text on one line, without its greeting and the task, which the prompt contains anyway."""
     text = info["observation_text"].partition("Your task is to:")[0]
     return " ".join(text.replace("-= Welcome to TextWorld, ALFRED! =-", "").split())
 
 
 def write_thought(info: Mapping[str, Any], action: str) -> str:
-    """What is seen and held, the sub-goal, and the action that serves it."""
+    """What is seen and held, the sub-goal, and the action towards it."""
     verb, thing, receptacle = info["subgoal"]
     subgoal = SUBGOALS[verb].format(object=thing, receptacle=receptacle)
     frame = FRAMES[len(info["previous_actions"]) % len(FRAMES)]
@@ -83,7 +83,7 @@ def _seen(info: Mapping[str, Any]) -> str:
     place = next((entry for entry in here if entry[0] == last), here[0])
     things = [thing for _, _, contents in here for thing in contents]
     wanted = {info["goal"]["object"], info["goal"]["toggle"]}
-    things.sort(key=lambda thing: kind_of(thing) not in wanted)  # what matters first; the rest in its order
+    things.sort(key=lambda thing: kind_of(thing) not in wanted)  # relevant objects first; stable otherwise
     if place[1] == "closed" and not things:
         return f"I am at {place[0]}, which is closed."
     if len(things) > NAMED:
@@ -108,10 +108,10 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def list_commands(commands: Sequence[str], limit: int) -> str:
-    """All commands, one after the other; in a folded form if that has more than `limit` characters.
+    """All commands, comma-separated; folded if that takes more than `limit` characters.
 
-    Folded, commands that differ in their last name only are written once: "go to (cabinet 1-12, fridge 1)". Nothing
-    is left out: `unfold` has every command back.
+    Folding merges commands that differ only in one name: "go to (cabinet 1-12, fridge 1)". It is lossless: `unfold`
+    restores every command.
     """
     full = ", ".join(commands)
     return full if len(full) <= limit else fold(commands)
@@ -141,7 +141,7 @@ def unfold(text: str) -> list[str]:
 
 
 def _parts(command: str) -> tuple[str, str]:
-    """What stands before and after the name that is folded: "take " and " from desk 1"."""
+    """The text before and after the folded name: "take " and " from desk 1"."""
     name = _name(command)
     if not name:
         return command, ""
@@ -164,7 +164,7 @@ def _folded(head: str, tail: str, names: list[str]) -> str:
     parts = []
     for kind, group in groupby(names, key=kind_of):
         numbers = [int(name.rpartition(" ")[2]) for name in group]
-        # Numbers that follow each other have the same distance to their place in the list.
+        # Consecutive numbers have a constant offset from their index.
         for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
             values = [number for _, number in run]
             parts.append(f"{kind} {values[0]}-{values[-1]}" if len(values) > 1 else f"{kind} {values[0]}")

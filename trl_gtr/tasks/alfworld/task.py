@@ -1,4 +1,4 @@
-"""ALFWorld in words: look at the room, name the next sub-goal, and choose a command that serves it.
+"""The ALFWorld task: look at the room, name the next sub-goal, and choose a command towards it.
 
 {"thoughts": "I am at desk 1 and see mug 1. My hand is empty. My sub-goal is to take the mug, so I take mug 1 from desk
 1.", "action": "take mug 1 from desk 1"}
@@ -30,10 +30,10 @@ _Result = tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]
 
 
 class RepetitionEnds(gym.Wrapper):
-    """Ends an episode after five identical actions in a row: nothing new will come of it.
+    """Ends an episode after five identical actions in a row.
 
-    The step pays −3 if it earned 0 itself. It sets `truncated`, `info["cut"]` and `info["bootstrap"] = False`: for the
-    advantages this is an end.
+    The step's reward is −3 if it would be 0. Sets `truncated`, `info["cut"]` and `info["bootstrap"] = False`, so that
+    the advantages treat it as a terminal step.
     """
 
     def __init__(self, env: gym.Env) -> None:
@@ -53,7 +53,7 @@ class RepetitionEnds(gym.Wrapper):
 
 
 class ActionLimit(gym.Wrapper):
-    """Ends an episode with the first action beyond the limit, as `RepetitionEnds` does after five identical ones."""
+    """Ends an episode at the first action beyond the limit, in the same way as `RepetitionEnds`."""
 
     def __init__(self, env: gym.Env, max_actions: int) -> None:
         super().__init__(env)
@@ -61,7 +61,7 @@ class ActionLimit(gym.Wrapper):
 
     @property
     def step_limit(self) -> int:
-        """The most steps of an episode: skipped ones count towards it too."""
+        """The maximum number of steps per episode, including skipped ones."""
         return self.max_actions + 1
 
     def step(self, action: Any) -> _Result:
@@ -70,7 +70,7 @@ class ActionLimit(gym.Wrapper):
 
 
 def _cut(result: _Result, why: str) -> _Result:
-    """What a step returned, as the end of its episode, unless the game itself is over."""
+    """Turn a step's result into the end of its episode, unless the game itself is over."""
     observation, reward, terminated, _, info = result
     if terminated:
         return result
@@ -83,31 +83,31 @@ class ALFWorldTask(Task):
     Args:
         env_kwargs: Passed to the environment, e.g. `{"task_types": ["pick_and_place_simple"]}`; `max_episode_steps`
             (50) too.
-        split: The games: train, valid_seen or valid_unseen. Left out: `train` for training and `valid_seen` for
+        split: Which games to play: train, valid_seen or valid_unseen. Default: `train` for training, `valid_seen` for
             evaluation.
-        evaluation_split: The games of `make_env(evaluation=True)`, if they are not those of `split`.
-        cut: End an episode of training after five identical actions.
-        thoughts: `False`: the action-only variant.
-        history: How many of the last actions the prompt shows; `None`: all of them.
-        observation_text: Put what the game says into the prompt too: RL4VLM's setting with text and image.
-        max_actions: End an episode of training with −3 after more than so many actions. Paper: 40.
-        illegal_reward: What a response costs that names no possible command, beside the random one that is played for
-            it. Paper: −1.
-        task_type_weights: How often training plays each task type, e.g. `{"pick_two_obj_and_place": 3}`: three times
-            as often as any type that isn't named. Left out: every game is equally likely.
+        evaluation_split: The split for `make_env(evaluation=True)`, if it differs from `split`.
+        cut: End training episodes after five identical actions.
+        thoughts: `False` for the action-only variant.
+        history: How many of the last actions the prompt shows; `None` for all of them.
+        observation_text: Also put the game's text into the prompt, as in RL4VLM's setting with text and image.
+        max_actions: End training episodes with −3 after more than this many actions. Paper: 40.
+        illegal_reward: Added to the reward when a response names no possible command and a random one is played
+            instead. Paper: −1.
+        task_type_weights: How often training plays each task type, e.g. `{"pick_two_obj_and_place": 3}` for three
+            times as often as any type not listed. Default: every game is equally likely.
         hide: Kinds of commands that the agent is neither shown nor allowed, e.g. `("help", "inventory", "look",
-            "examine")`; none of them is needed for any task.
-        max_command_characters: A longer list of commands is written in a folded form, from which nothing is missing;
-            see `alfworld_prompt.list_commands`.
+            "examine")`; no task needs any of these.
+        max_command_characters: Longer command lists are folded without leaving anything out; see
+            `trl_gtr.tasks.alfworld.prompt.list_commands`.
     """
 
     name = "alfworld"
     rubric = RUBRIC
     reading_parts = ("objects",)
     reward_scale = 1 / 50
-    """A win is worth 50; the value head and the format reward live on a scale of 1."""
+    """A win pays 50; the value head and the format reward are on a scale of 1."""
     vectorization = "processes"
-    """Environments belong into worker processes: `trl_gtr.rollouts.workers.WorkerVectorEnv`."""
+    """Environments run in worker processes: `trl_gtr.rollouts.workers.WorkerVectorEnv`."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class ALFWorldTask(Task):
         self.split, self.evaluation_split = split or "train", evaluation_split or split or "valid_seen"
         self.cut = cut
         if max_actions is not None and max_actions < 1:
-            raise ValueError(f"max_actions must be at least 1, or None for no such limit, not {max_actions}.")
+            raise ValueError(f"max_actions must be at least 1, or None for no limit, not {max_actions}.")
         self.history, self.hide, self.max_command_characters = history, tuple(hide), max_command_characters
         self.observation_text, self.max_actions = observation_text, max_actions
         self.illegal_reward, self.task_type_weights = float(illegal_reward), task_type_weights
@@ -155,12 +155,12 @@ class ALFWorldTask(Task):
         return {"split": self.evaluation_split, **self.env_kwargs}
 
     def starts(self) -> Sequence[Mapping[str, Any]]:
-        """Every game of evaluation."""
+        """Every evaluation game."""
         chosen = {name: value for name, value in self._evaluation_kwargs().items() if name in _GAME_OPTIONS}
         return [{"game": game.name} for game in find_games(**chosen)]
 
     def describe_start(self, info: Mapping[str, Any]) -> dict[str, str]:
-        """The game; and whether it is one of our own, or ALFWorld's own, and with whose pictures."""
+        """The game file, its task type, and whether it is bundled or ALFWorld's own, and played in THOR."""
         source = "bundled games" if info["extra.gamefile"].startswith("bundled:") else "real games"
         if self.env_kwargs.get("backend") == "thor":
             source += " in THOR"
@@ -197,7 +197,7 @@ class ALFWorldTask(Task):
         return project(response.action, self.legal_actions(info))
 
     def judge(self, response: Response, info: Mapping[str, Any]) -> dict[str, bool]:
-        """Are the things that the thought names there, and is its sub-goal the one that the task needs next?"""
+        """Whether the objects named in the thought are there, and whether its sub-goal is the one needed next."""
         thoughts = response.fields.get("thoughts")
         if not isinstance(thoughts, str):
             return {"objects": False, "subgoal": False}
@@ -207,7 +207,7 @@ class ALFWorldTask(Task):
         }
 
     def target(self, response: Response, info: Mapping[str, Any]) -> str | None:
-        """The sub-goal that the thought names: "find mug"."""
+        """The sub-goal named in the thought: "find mug"."""
         read = read_subgoal(str(response.fields.get("thoughts", "")))
         return f"{read[0][0]} {read[1]}" if read else None
 
@@ -218,7 +218,7 @@ class ALFWorldTask(Task):
         return bool(info["won"] or info["extra.expert_plan"])
 
     def expert(self, info: Mapping[str, Any], hint: Response | None = None) -> Response | None:
-        """The planner's next command, planned anew from this state, with the thought that leads to it."""
+        """The planner's next command, replanned from this state, with a thought that leads to it."""
         plan = info["extra.expert_plan"]
         if not plan or plan[0] not in info["admissible_commands"]:
             return None
@@ -233,7 +233,7 @@ class ALFWorldTask(Task):
         return bool(final and final["won"])
 
     def metrics(self, transitions: Sequence[Transition]) -> dict[str, float]:
-        """Success under the task type's own name, and the share of the goal that was reached."""
+        """Success under the task type's own name, and the fraction of the goal that was reached."""
         final = transitions[-1].final_info or {}
         return {
             f"success_{transitions[0].info['task_type']}": float(self.success(transitions)),

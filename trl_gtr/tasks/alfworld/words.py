@@ -1,4 +1,4 @@
-"""ALFWorld's names in running text: which things, and which sub-goal, does a thought name?"""
+"""Read the objects, the sub-goal and the command named in an ALFWorld thought."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..choices import without_reasons
 THINGS = frozenset(ICONS)
 PLACES = frozenset(LOOKS)
 
-# ALFWorld writes every kind as one word; people don't.
+# ALFWorld writes these as one word; people write two.
 _TWO_WORDS = (
     *("alarm clock", "baseball bat", "basket ball", "butter knife", "cell phone", "credit card", "desk lamp"),
     *("dish sponge", "floor lamp", "glass bottle", "hand towel", "house plant", "key chain", "paper towel"),
@@ -62,22 +62,22 @@ _SO = re.compile(r"\bso\b(?! (?:that|i can)\b)|\baction is\b")
 
 
 def plain(thoughts: str) -> str:
-    """Lower case, and every kind as one word."""
+    """Lower case, with every kind written as one word."""
     return _JOINED.sub(lambda match: re.sub(r"[ -]", "", match[0]), " ".join(thoughts.lower().split()))
 
 
 def named_things(text: str) -> Iterator[tuple[str, str]]:
-    """Kind and number (or "") of everything that a plain text names."""
+    """Kind and number (or "") of everything named in a text from `plain`."""
     for match in _NAMED.finditer(text):
         yield match["kind"], match["number"] or ""
 
 
 def objects_right(thoughts: str, view: Mapping[str, Any]) -> bool:
-    """Is everything that the thought names by number there, and are its claims about seeing and holding true?
+    """Whether everything named by number is there, and claims about seeing and holding are true.
 
-    - a thing with a number must be in view or in the hand, a receptacle with a number in the room;
-    - after "I see", "there is" …: kinds without a number must be in view; after "I hold" …: in the hand;
-    - "no mug" is wrong where a mug is in view.
+    - a numbered object must be in view or in the hand, a numbered receptacle in the room;
+    - kinds without a number must be in view after "I see", "there is" …, and in the hand after "I hold" …;
+    - "no mug" is wrong if a mug is in view.
     """
     text = plain(thoughts)
     seen = {thing for _, _, contents in view["here"] for thing in contents}
@@ -97,7 +97,7 @@ def objects_right(thoughts: str, view: Mapping[str, Any]) -> bool:
 
 
 def _claimed(cue: re.Pattern[str], sentence: str) -> set[str]:
-    """The kinds of things, without numbers, that a clause after the cue names."""
+    """The kinds of objects named without a number in the clause after the cue."""
     match = cue.search(sentence)
     if match is None:
         return set()
@@ -108,10 +108,10 @@ def _claimed(cue: re.Pattern[str], sentence: str) -> set[str]:
 
 
 def read_subgoal(thoughts: str) -> tuple[tuple[str, ...], str, set[str]] | None:
-    """The sub-goal that the thought names last: possible verbs, the kind of thing, and the kinds named after it.
+    """The last sub-goal named in the thought: possible verbs, the kind of object, and all kinds after the verb.
 
-    It stands in a sentence with "sub-goal", "need to", "have to", "must", "should", "want to", "I will" or "next":
-    the first verb after that, and the first kind of thing after the verb.
+    It is found in a sentence with "sub-goal", "need to", "have to", "must", "should", "want to", "I will" or "next":
+    the first verb after the cue, and the first kind of object after the verb.
     """
     found = None
     for sentence in _SENTENCE.split(plain(thoughts)):
@@ -129,7 +129,7 @@ def read_subgoal(thoughts: str) -> tuple[tuple[str, ...], str, set[str]] | None:
 
 
 def subgoal_right(thoughts: str, subgoal: tuple[str, ...] | list[str]) -> bool:
-    """Does the thought name this sub-goal (verb, kind of thing, kind of receptacle)?"""
+    """Whether the thought names this sub-goal (verb, kind of object, kind of receptacle)."""
     read = read_subgoal(thoughts)
     if read is None or not subgoal:
         return False
@@ -139,11 +139,11 @@ def subgoal_right(thoughts: str, subgoal: tuple[str, ...] | list[str]) -> bool:
 
 
 def read_command(thoughts: str) -> str | None:
-    """The command that the thought concludes, possible or not, in the dialect of ALFWorld 0.4.
+    """The command the thought concludes with, admissible or not, in ALFWorld 0.4's wording.
 
-    It is looked for in the last sentence that names a whole command, in more than a reason ("because …"), and doesn't
-    begin with a word such as *if*, *then* or *later*: the first one behind the last "so" or "action is" that has one
-    behind it, else the first. "So that I can …" is a purpose and no conclusion.
+    It is taken from the last sentence that names a complete command outside of a reason ("because …") and doesn't
+    start with a word such as *if*, *then* or *later*: the first command after the last "so" or "action is" that
+    precedes one, else the first. "So that I can …" states a purpose, not a conclusion.
     """
     for sentence in reversed(_SENTENCE.split(plain(thoughts))):
         sentence = without_reasons(sentence, _COMMAND)

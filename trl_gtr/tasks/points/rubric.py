@@ -1,4 +1,4 @@
-"""What a corrector of a points game is asked, and the exact solver that it may use."""
+"""The corrector's questions about a points game, and the exact solver it may call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from ..base import Rubric, Tool
 from .rules import COUNTS, RANKS, PointsRules, read_ranks
 
-MAX_LISTED = 40  # formulas that the solver tool shows; some hands have hundreds
+MAX_LISTED = 40  # formulas returned by the solver tool; some hands have hundreds
 
 
 def rubric(rules: PointsRules) -> Rubric:
@@ -54,7 +54,7 @@ def solver_tool(rules: PointsRules) -> Tool:
 
 
 def find_all_correct_formulas(rules: PointsRules, arguments: Mapping[str, Any]) -> str:
-    """The solver tool's answer. `arguments` were written by a language model and may be anything."""
+    """The solver tool's answer. `arguments` come from a language model and may be anything."""
     names = [f"card{place}" for place in range(1, rules.cards + 1)]
     if not isinstance(arguments, Mapping) or set(arguments) != set(names):
         raise ValueError(f"give exactly the arguments {', '.join(names)}")
@@ -69,7 +69,7 @@ def find_all_correct_formulas(rules: PointsRules, arguments: Mapping[str, Any]) 
 
 
 def _rank_argument(value: Any) -> str:
-    """A rank, or a number 1 to 13 for one; anything else is no rank."""
+    """A rank, also given as a number from 1 to 13; anything else becomes an invalid rank."""
     if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 13:
         return RANKS[value - 1]
     return value if isinstance(value, str) and len(value) <= 8 else ""

@@ -1,4 +1,4 @@
-"""The facts of a points game that its task and its wrappers share: symbols, target, and what can still be won."""
+"""The rules of a points game, shared by its task and wrappers: symbols, target, and what can still be won."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from ...environments.cards import arithmetic
 
 COUNTS = {10: "A counts 1; J, Q and K count 10.", 13: "A counts 1, J 11, Q 12 and K 13."}
-"""What the cards count, by the highest number."""
+"""Card values in words, by the highest number."""
 RANKS = ("A", "2", "3", "4", "5", "6", "7", "8", "9", "10", "J", "Q", "K")
 
 
@@ -22,36 +22,36 @@ class PointsRules:
     operators: str
     parentheses: bool
     max_elements: int
-    """`=` must come while the formula has at most so many elements, spaces included."""
+    """`=` is only accepted while the formula has at most this many elements, including spaces."""
     highest: int = 10
-    """The highest number of a card: 10 where J, Q and K count 10, else 13."""
+    """The highest card value: 10 if J, Q and K count 10, else 13."""
     symbols: tuple[str, ...] = field(init=False)
-    """The action texts; a symbol's index is the environment's action."""
+    """The action texts; a symbol's index is the environment action."""
 
     def __post_init__(self) -> None:
         numbers = [str(number) for number in range(1, self.highest + 1)]
         object.__setattr__(self, "symbols", (*numbers, *self.operators, *("()" if self.parentheses else ""), "="))
 
     def number(self, rank: str) -> int:
-        """What a card of this rank counts."""
+        """The value of a card of this rank."""
         return min(RANKS.index(rank) + 1, self.highest)
 
     def complete(self, info: Mapping[str, Any]) -> tuple[str, ...] | None:
-        """The simplest formula that wins and extends the current one, without spaces; `None` in a dead end."""
+        """The simplest winning formula that extends the current one, without spaces; `None` in a dead end."""
         formula, numbers = self._state(info)
-        # Who follows the hand's simplest solution keeps to it, and that one is found once a deal.
+        # Stay with the hand's simplest solution while it still fits; it is computed only once per deal.
         aim = arithmetic.complete((), numbers, **self._limits())
         if aim is not None and self.wins(aim, info):
             return aim
         return arithmetic.complete(formula, numbers, **self._limits())
 
     def reachable(self, info: Mapping[str, Any], *, from_start: bool = False) -> bool:
-        """Can the current formula (or, `from_start`, this hand at all) still win?"""
+        """Whether the current formula (with `from_start`, the hand from an empty formula) can still win."""
         formula, numbers = self._state(info)
         return arithmetic.reachable(() if from_start else formula, numbers, **self._limits())
 
     def wins(self, aim: Sequence[str], info: Mapping[str, Any]) -> bool:
-        """Does `aim` play the hand, reach the target, extend the current formula and fit into the limit?"""
+        """Whether `aim` uses the hand, reaches the target, extends the current formula and fits the limit."""
         formula = written(info)
         spaces = len(info["Formula"]) - len(formula)
         numbers = sorted(int(element) for element in aim if element.isdigit())
@@ -64,7 +64,7 @@ class PointsRules:
         )
 
     def solutions(self, numbers: Sequence[int]) -> list[str]:
-        """Every distinct right formula of a hand, the simplest first."""
+        """Every distinct solution of a hand, simplest first."""
         return ["".join(formula) for formula in arithmetic.solve(tuple(numbers), **self._limits())]
 
     def _state(self, info: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -80,17 +80,17 @@ class PointsRules:
 
 
 def written(info: Mapping[str, Any]) -> tuple[str, ...]:
-    """The current formula's elements without the spaces that a missing number leaves behind."""
+    """The current formula's elements, without the spaces added by unavailable numbers."""
     return tuple(text for element in info["Formula"] if (text := str(element)).strip())
 
 
 def printed_ranks(info: Mapping[str, Any]) -> list[str]:
-    """The ranks as printed on the cards; the environments call the ten T."""
+    """The ranks as printed on the cards; the environments write T for ten."""
     return ["10" if name[1:] == "T" else name[1:] for name in info["Cards"]]
 
 
 def read_ranks(cards: Any) -> list[str] | None:
-    """A list of ranks as someone wrote them; `None` if one is no rank."""
+    """Normalise a list of ranks; `None` if any is invalid."""
     if not isinstance(cards, (list, tuple)):
         return None
     ranks = ["10" if (rank := str(card).strip().upper()) == "T" else rank for card in cards]

@@ -1,4 +1,4 @@
-"""Points24 and EZPoints in words: read the cards, aim at a formula, append its next symbol.
+"""The Points24 and EZPoints tasks: read the cards, aim at a formula, append its next symbol.
 
 {"cards": ["4", "9", "A", "K"], "formula": "4+9", "thoughts": "I aim at 4+9+1+10=24. The formula so far is 4+9, so the
 next symbol is +.", "action": "+"}
@@ -91,7 +91,7 @@ class PointsTask(Task):
         return self._prompt.replace("{formula}", _shown(info))
 
     def public_state(self, info: Mapping[str, Any]) -> dict[str, Any]:
-        """No cards: they are to be read from the picture."""
+        """Without the cards, which must be read from the image."""
         return {"formula": _shown(info), "target": self.rules.target, "symbols": list(self.rules.symbols)}
 
     def legal_actions(self, info: Mapping[str, Any]) -> Sequence[str]:
@@ -101,7 +101,7 @@ class PointsTask(Task):
         return match_action(response.action, self.rules.symbols, signs=True) if response.valid else None
 
     def believed_info(self, fields: Mapping[str, Any], public_state: Mapping[str, Any]) -> dict[str, Any]:
-        """The state in which the thought's cards are the ones on the table."""
+        """The state if the cards are as the thought reads them."""
         ranks = read_ranks(fields.get("cards"))
         if ranks is None or len(ranks) != self.rules.cards:
             raise ValueError(f"the hand has {self.rules.cards} cards, of ranks {', '.join(RANKS)}")
@@ -112,10 +112,10 @@ class PointsTask(Task):
         }
 
     def judge(self, response: Response, info: Mapping[str, Any]) -> dict[str, bool]:
-        """Are the cards, the formula so far, the formula aimed at and the named action right?
+        """Whether the cards, the formula so far, the formula aimed at and the named action are right.
 
-        `action`: the thought names the response's own action, and that is the aim's next symbol if the aim is right: a
-        thought that aims well and names another symbol contradicts itself.
+        `action`: the thought names the response's own action and, if the aim is right, that is the aim's next symbol;
+        otherwise the thought contradicts itself.
         """
         ranks, formula = read_ranks(response.fields.get("cards")), response.fields.get("formula")
         aim, symbol = self._read(response)
@@ -130,7 +130,7 @@ class PointsTask(Task):
         }
 
     def target(self, response: Response, info: Mapping[str, Any]) -> str | None:
-        """The formula that the thought aims at, without spaces."""
+        """The formula the thought aims at, without spaces."""
         aim, _ = self._read(response)
         return "".join(aim) if aim else None
 
@@ -138,7 +138,7 @@ class PointsTask(Task):
         return self.rules.reachable(info)
 
     def difficulty(self, info: Mapping[str, Any]) -> str:
-        """What the simplest formula of the hand uses: the one that the expert plays."""
+        """What the hand's simplest formula uses; the expert plays this one."""
         formula = self.rules.complete({**info, "Formula": []})
         if formula is None:
             return "no formula"
@@ -169,7 +169,7 @@ class PointsTask(Task):
         return bool(transitions) and transitions[-1].reward == 10
 
     def _read(self, response: Response) -> tuple[tuple[str, ...] | None, str | None]:
-        """The aim and the next symbol that the thought names."""
+        """The aim and the next symbol named in the thought."""
         thoughts = response.fields.get("thoughts")
         if not isinstance(thoughts, str):
             return None, None
@@ -210,32 +210,32 @@ def ezpoints(
 
 
 def checked_hands(hands: Sequence[Sequence[str | int]], rules: PointsRules) -> list[list[str]]:
-    """Hands as lists of card names or ranks; raises `ValueError` at what is no hand of the game."""
+    """Hands as lists of card names or ranks; raises `ValueError` for an invalid hand."""
     if isinstance(hands, str):
-        raise ValueError(f"hands: only Points24 has named sets of hands, so list them instead of {hands!r}.")
+        raise ValueError(f"hands: only Points24 has named sets of hands; list the hands instead of {hands!r}.")
     checked = [[str(card).strip().upper() for card in hand] for hand in hands]
     names = {*RANKS, *(suit + ("T" if rank == "10" else rank) for suit in "HSDC" for rank in RANKS)}
     for hand in checked:
         if len(hand) != rules.cards or not names.issuperset(hand):
             raise ValueError(
-                f"hands: {hand} is no hand. A hand has {rules.cards} cards, each a rank ({', '.join(RANKS)}) or a "
-                'name of suit and rank ("H4", "ST", "DK").'
+                f"hands: {hand} is not a valid hand. A hand has {rules.cards} cards, each a rank ({', '.join(RANKS)}) "
+                'or a suit and rank ("H4", "ST", "DK").'
             )
         if rules == EZPOINTS and not rules.solutions([rules.number(_rank_of(card)) for card in hand]):
-            raise ValueError(f"hands: {hand} don't make 12 by + or *, so EZPoints never deals them.")
+            raise ValueError(f"hands: {hand} don't make 12 with + or *, so EZPoints never deals them.")
     if not checked:
-        raise ValueError("hands is empty; leave it out to deal at random.")
+        raise ValueError("hands is empty; omit it to deal at random.")
     return checked
 
 
 def _rank_of(card: str) -> str:
-    """The rank of a card given by name or by rank."""
+    """The rank of a card given by name or rank."""
     rank = card if card in RANKS else card[1:]
     return "10" if rank == "T" else rank
 
 
 def _shown(info: Mapping[str, Any]) -> str:
-    """The current formula as it stands in the picture."""
+    """The current formula as shown in the image."""
     return "".join(str(element) for element in info["Formula"])
 
 

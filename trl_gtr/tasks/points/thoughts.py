@@ -1,8 +1,8 @@
-"""What a thought about a points game says, and how the expert says it.
+"""Reading and writing thoughts about a points game.
 
     I aim at 4+9+1+10=24. The formula so far is 4+9, so the next symbol is +.
 
-Two things are read from such a text: the formula aimed at and the symbol that comes next.
+Two things are read from such a text: the formula aimed at and the next symbol.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ...environments.cards.arithmetic import tokenize
 from ...responses.action_text import QUOTES, plain_signs
 
-# The expert's sentences, with something written and with an empty formula.
+# The expert's sentences, for a non-empty and an empty formula.
 FRAMES = (
     "I aim at {aim}={target}. The formula so far is {formula}, so the next symbol is {symbol}.",
     "{aim}={target} uses every card. After {formula} I append {symbol}.",
@@ -33,17 +33,17 @@ _CLAUSE = re.compile(r"[,;!?\n]|\.(?=\s|\Z)|\bthen\b", re.IGNORECASE)
 
 
 def write_thought(aim: Sequence[str], formula: Sequence[str], target: int, symbol: str) -> str:
-    """The expert's words. The frame depends on the state alone, so that the same state gets the same words."""
+    """The expert's thought. The frame depends only on the state, so the same state always gets the same words."""
     frames = FRAMES if formula else FIRST_FRAMES
     frame = frames[(len(aim) + len(formula)) % len(frames)]
     return frame.format(aim="".join(aim), formula="".join(formula), target=target, symbol=symbol)
 
 
 def read_aim(thoughts: str, target: int, cards: int) -> tuple[str, ...] | None:
-    """The elements of the formula that the text aims at, or `None` if it states none.
+    """The elements of the formula the text aims at, or `None` if it states none.
 
-    Of all equations `… = target` it is the last one that plays as many numbers as there are cards, so that a remark
-    such as "3*8=24" on the way doesn't count; if there is none of that kind, the last equation.
+    This is the last equation `… = target` with as many numbers as there are cards, so that intermediate remarks such
+    as "3*8=24" don't count; if there is none, the last equation.
     """
     text = plain_signs(thoughts)
     aim: tuple[str, ...] | None = None
@@ -57,13 +57,13 @@ def read_aim(thoughts: str, target: int, cards: int) -> tuple[str, ...] | None:
 
 
 def read_symbol(thoughts: str, symbols: Sequence[str], target: int) -> str | None:
-    """The symbol that the text says comes next, or `None`.
+    """The symbol the text names as the next one, or `None`.
 
-    A clause ends at a comma, a full stop or "then". In the last clause that has both a cue (next, append, choose,
-    play, pick, select, write, put, symbol, action) and a stand-alone symbol, it is the first symbol behind the last
-    cue that has one behind it, else the last symbol. Without such a clause it is the text's last stand-alone symbol.
-    Stand-alone is what stands between spaces, quotes or parentheses: the 1 of "10" and the + of "4+9" don't. Equations
-    with the target are passed over.
+    A clause ends at a comma, a full stop or "then". In the last clause with both a cue (next, append, choose, play,
+    pick, select, write, put, symbol, action) and a stand-alone symbol, it is the first symbol after the last cue that
+    precedes one, else the last symbol. If there is no such clause, it is the text's last stand-alone symbol.
+    Stand-alone means delimited by spaces, quotes or parentheses, unlike the 1 of "10" and the + of "4+9". Equations
+    with the target are ignored.
     """
     last: str | None = None
     named: str | None = None
@@ -86,7 +86,7 @@ class _Equation(NamedTuple):
 
 
 def _equations(text: str, target: int) -> list[_Equation]:
-    """Every `… = target` in the text, with the longest left side that a formula could have."""
+    """Every `… = target` in the text, with the longest possible left-hand side."""
     found = []
     for match in re.finditer(rf"=\s*{target}(?![0-9]|\.[0-9])", text):
         run = _RUN.search(text, max(0, match.start() - _MAX_RUN), match.start())
@@ -104,7 +104,7 @@ def _without_equations(text: str, target: int) -> str:
 
 
 def _stand_alone(clause: str, symbols: Sequence[str]) -> list[tuple[int, str]]:
-    """The stand-alone symbols of a clause and where they stand."""
+    """The stand-alone symbols of a clause with their positions."""
     found = []
     for match in re.finditer(r"\S+", clause):
         word = match.group().rstrip(".:").strip(QUOTES).rstrip(".:")
