@@ -354,18 +354,18 @@ def test_where_nothing_was_recorded_every_task_is_allowed() -> None:
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "runs/a/b"])
 def test_a_missing_folder(fails: Any, tmp_path: Path, name: str) -> None:
     line = fails("gym_cards", "--model_name_or_path", name, "--output_dir", tmp_path / "run")
-    assert f"There is no folder {name}. Name a model's folder, a model on the Hub, or `tiny`." in line
+    assert f"There is no folder {name}. Give a model's folder, a model on the Hub, or `tiny`." in line
 
 
 def test_a_name_that_the_hub_does_not_give(fails: Any, tmp_path: Path) -> None:
     line = fails("gym_cards", "--model_name_or_path", "nobody/nothing", "--output_dir", tmp_path / "run")
-    assert "There is no folder nobody/nothing, and no model of that name came from the Hub" in line
+    assert "There is no folder nobody/nothing, and no model of that name was found on the Hub" in line
     line = fails("evaluate", "--agents", "nobody/nothing")
-    assert "or take `tiny`" in line
+    assert "or use `tiny`" in line
 
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no config\.json\. Name the folder that `save_pretrained` wrote"):
+    with pytest.raises(ValueError, match=r"no config\.json\. Give the folder that `save_pretrained` wrote"):
         load_policy(tmp_path)
     (tmp_path / "checkpoint-12").mkdir()
     with pytest.raises(ValueError, match=r"newest checkpoint is .*checkpoint-12"):
@@ -374,8 +374,8 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
 
 def test_a_model_that_cannot_see(fails: Any, no_training: None, text_only: Path, tmp_path: Path) -> None:
     line = fails("gym_cards", "--model_name_or_path", text_only, "--output_dir", tmp_path / "run")
-    assert f"{text_only} (llama) can't see: GTR needs a vision-language model" in line
-    with pytest.raises(ValueError, match="can't see"):
+    assert f"{text_only} (llama) is not a vision-language model: GTR needs a vision-language model" in line
+    with pytest.raises(ValueError, match="is not a vision-language model"):
         load_policy(text_only)
 
 

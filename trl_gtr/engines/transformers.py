@@ -73,7 +73,7 @@ class TransformersEngine(Engine):
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[str], images: Sequence[np.ndarray], greedy: bool = False) -> list[Generation]:
-        """Generate one response per prompt and image, in one batch; samples with torch's global RNG."""
+        """Generate one response per prompt and image in one batch, using torch's global RNG unless `greedy`."""
         policy, model = self.policy, unwrap_adapter(self.model)
         inputs = {key: tensor.to(model.device) for key, tensor in policy.encoder.encode(prompts, images).items()}
         prompt_length = inputs["input_ids"].shape[1]

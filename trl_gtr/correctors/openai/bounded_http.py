@@ -17,7 +17,7 @@ MAX_BODY = 1 << 20
 MAX_ERROR_BODY = 1 << 16
 """Maximum decompressed bytes of any other body; a typical error has a few hundred."""
 ENCODING = "gzip"
-"""The encoding to request: it can be decompressed in chunks up to the limit, and every server supports it."""
+"""The encoding to request: decompressible in chunks up to the limit, and the same on every server."""
 OTHER_ENCODINGS = ("br", "compress", "deflate", "zstd")
 """Other content encodings."""
 
