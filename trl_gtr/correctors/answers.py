@@ -61,7 +61,7 @@ def parse_answer(text: str, request: CorrectionRequest) -> Correction:
     if answer[EVALUATION] == YES:
         if solvable == NO:
             raise AnswerProblem(f'"{EVALUATION}" is "{YES}" although "{rubric.solution_key}" is "{NO}"')
-        return _right(answer, request)
+        return _accept(answer, request)
     if solvable == NO:
         if answer[CORRECTION] is not None:
             raise AnswerProblem(f'"{CORRECTION}" must be null where "{rubric.solution_key}" is "{NO}"')
@@ -73,8 +73,8 @@ def parse_answer(text: str, request: CorrectionRequest) -> Correction:
     if thought == dict(request.response.fields) and action in (None, request.response.action):
         raise AnswerProblem(f'"{EVALUATION}" is "{NO}" but the correction changes nothing')
     corrected = _respond(thought, action, request)
-    aim = _check_against_itself(corrected, action, request)
-    if target is not None and aim is not None and _bare(target) != _bare(aim):
+    aim = _check_consistency(corrected, action, request)
+    if target is not None and aim is not None and _normalize(target) != _normalize(aim):
         raise AnswerProblem(f'"{rubric.target_key}" is not what the corrected thought aims at')
     return Correction("corrected", thought=thought, action=action, target=aim or target)
 
@@ -115,7 +115,7 @@ def _check_shape(answer: Mapping[str, Any], rubric: Any) -> None:
             raise AnswerProblem(f'"{key}" must be a text')
 
 
-def _right(answer: Mapping[str, Any], request: CorrectionRequest) -> Correction:
+def _accept(answer: Mapping[str, Any], request: CorrectionRequest) -> Correction:
     """Accept a YES only if nothing in the answer or in public information contradicts it."""
     response = request.response
     if answer[CORRECTION] is not None and answer[CORRECTION] != dict(response.fields):
@@ -124,7 +124,7 @@ def _right(answer: Mapping[str, Any], request: CorrectionRequest) -> Correction:
         raise AnswerProblem(f'"{EVALUATION}" is "{YES}" but another action is called for')
     if request.task.to_env_action(response, request.info) is None:
         raise AnswerProblem(f'"{EVALUATION}" is "{YES}" but the agent\'s action is not legal')
-    aim = _check_against_itself(response, response.action, request)
+    aim = _check_consistency(response, response.action, request)
     return Correction("right", action=response.action, target=aim)
 
 
@@ -167,7 +167,7 @@ def _respond(thought: Mapping[str, Any], action: str | None, request: Correction
     return written
 
 
-def _check_against_itself(response: Response, action: str | None, request: CorrectionRequest) -> str | None:
+def _check_consistency(response: Response, action: str | None, request: CorrectionRequest) -> str | None:
     """Check that the thought leads to its action, and that it is right if its own reading of the image is.
 
     Returns its target, if the task defines one.
@@ -189,7 +189,7 @@ def _check_against_itself(response: Response, action: str | None, request: Corre
     return task.target(response, believed)
 
 
-def _bare(formula: str) -> str:
+def _normalize(formula: str) -> str:
     """Normalize a formula: no spaces, plain operators, nothing from the equals sign on."""
     return "".join(plain_signs(formula).partition("=")[0].split())
 

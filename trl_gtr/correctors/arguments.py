@@ -87,7 +87,7 @@ def make_corrector(arguments: CorrectorArguments | str = "expert", **options: An
     arguments = replace(arguments, **named)
     if arguments.corrector == "none":
         return None
-    corrector = _bare_corrector(arguments)
+    corrector = _base_corrector(arguments)
     if arguments.corrector_cache is not None and arguments.corrector in ("openai", "azure", "local"):
         corrector = CachedCorrector(corrector, arguments.corrector_cache)
     if arguments.corrector_wrong or arguments.corrector_silent:
@@ -98,7 +98,7 @@ def make_corrector(arguments: CorrectorArguments | str = "expert", **options: An
     return AuditedCorrector(corrector, share) if share else corrector
 
 
-def _bare_corrector(arguments: CorrectorArguments) -> Corrector:
+def _base_corrector(arguments: CorrectorArguments) -> Corrector:
     name = arguments.corrector
     if name == "expert":
         return ExpertCorrector()

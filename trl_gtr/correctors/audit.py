@@ -21,7 +21,7 @@ def is_true(correction: Correction, request: CorrectionRequest) -> bool | None:
     if correction.verdict == "right":
         response = replace(request.response, action=correction.action or request.response.action)
         true = is_true_thought(task.judge(request.response, info))
-        return true and _acts_right(response, request)
+        return true and _action_is_right(response, request)
     if correction.verdict == "unsolvable":
         return not task.solvable(info)
     if correction.verdict == "corrected" and correction.thought is not None:
@@ -29,11 +29,11 @@ def is_true(correction: Correction, request: CorrectionRequest) -> bool | None:
         action = correction.action
         corrected = task.format.parse(task.format.render(correction.thought, legal[0] if action is None else action))
         true = is_true_thought(judge_parts(corrected, action, info, request))
-        return true and (action is None or _acts_right(corrected, request))
+        return true and (action is None or _action_is_right(corrected, request))
     return False
 
 
-def _acts_right(response: Response, request: CorrectionRequest) -> bool:
+def _action_is_right(response: Response, request: CorrectionRequest) -> bool:
     """Whether the action is the one the expert takes given this thought and the one the thought concludes. Not every
     judge looks at the action."""
     task, info = request.task, request.info
@@ -62,7 +62,7 @@ def grade(correction: Correction, request: CorrectionRequest) -> Grade | None:
     thought_is_true = is_true_thought(request.task.judge(response, request.info))
     if thought_is_true is None or answer_is_true is None:
         return None
-    right = thought_is_true and _acts_right(response, request)
+    right = thought_is_true and _action_is_right(response, request)
     changed = correction.verdict in ("corrected", "unsolvable")
     if correction.verdict == "right" and correction.action is not None:
         changed = correction.action != response.action  # e.g. the expert on Blackjack: right reading, different action

@@ -26,7 +26,7 @@ from .base import BudgetExhausted, Corrector, CorrectorWrapper, failed, request_
 
 logger = logging.getLogger(__name__)
 
-OF_THE_RUN: tuple[FailureKind, ...] = ("budget", "cancelled", "late", "unavailable", "connection", "server")
+RUN_FAILURES: tuple[FailureKind, ...] = ("budget", "cancelled", "late", "unavailable", "connection", "server")
 """Failures caused by the run rather than by the step."""
 MAX_ENTRY = 1 << 20
 """Maximum bytes in a recorded answer; a typical one has a few hundred."""
@@ -161,7 +161,7 @@ class CachedCorrector(CorrectorWrapper):
             asked = self.corrector.correct(list(requests.values()))
             answers = dict(zip(requests, asked, strict=True))
             for digest, answer in answers.items():
-                if answer.failure not in OF_THE_RUN and not answer.fallback:
+                if answer.failure not in RUN_FAILURES and not answer.fallback:
                     answers[digest] = self._keep(digest, answer, requests[digest])
             return answers
         finally:

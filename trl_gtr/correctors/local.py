@@ -98,37 +98,37 @@ class LocalCorrector(Corrector):
     def _correct_batch(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
         """Advance all conversations of a batch together until each has ended."""
         began: float | None = None
-        talks = [
+        conversations = [
             Conversation(request, {"type": "image"}, tools_in_words=True, max_tool_rounds=self.max_tool_rounds)
             for request in requests
         ]
         done: dict[int, Correction] = {}
         usages = [Usage() for _ in requests]
-        while len(done) < len(talks):
-            open_ones = [i for i in range(len(talks)) if i not in done]
+        while len(done) < len(conversations):
+            pending = [i for i in range(len(conversations)) if i not in done]
             if self._closed:
-                done |= {i: failed("cancelled", "the run ended") for i in open_ones}
+                done |= {i: failed("cancelled", "the run ended") for i in pending}
                 break
-            if any(requests[i].cancellation.cancelled for i in open_ones):  # all belong to one rollout
-                done |= {i: failed("late", "given up unanswered") for i in open_ones}
+            if any(requests[i].cancellation.cancelled for i in pending):  # all belong to one rollout
+                done |= {i: failed("late", "given up unanswered") for i in pending}
                 break
-            prompts = [flatten(talks[i].messages) for i in open_ones]
-            images = [requests[i].image for i in open_ones]
+            prompts = [flatten(conversations[i].messages) for i in pending]
+            images = [requests[i].image for i in pending]
             began = began or time.perf_counter()
             try:
                 generations = self._generate(prompts, images)
             except Exception as error:  # usually out of memory; lose these labels, not the run
                 self._report(error)
-                done |= {i: failed("unusable", f"{type(error).__name__} in generate") for i in open_ones}
+                done |= {i: failed("unusable", f"{type(error).__name__} in generate") for i in pending}
                 break
-            for i, generation in zip(open_ones, generations, strict=True):
+            for i, generation in zip(pending, generations, strict=True):
                 usages[i] = usages[i] + Usage(calls=1, completion_tokens=len(generation.ids))
                 problem = "it was cut off at the length limit" if generation.hit_length_limit else None
-                answer = talks[i].hear(Reply(generation.text, problem=problem))
+                answer = conversations[i].hear(Reply(generation.text, problem=problem))
                 if answer is not None:
                     done[i] = answer
         latency = 0.0 if began is None else time.perf_counter() - began
-        answers = [done[i] for i in range(len(talks))]
+        answers = [done[i] for i in range(len(conversations))]
         self._count(answers, usages)
         return [
             replace(answer, usage=usage, latency=latency, source=self.identity)

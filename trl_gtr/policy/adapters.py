@@ -33,9 +33,9 @@ logger = logging.getLogger(__name__)
 
 REFERENCE = "gtr_reference"
 """Name of the adapter with the initial weights of a run; it is never saved."""
-_BESIDE_THE_TUNER = ("modules_to_save.", "trainable_tokens_")  # in the names of an adapter's other weights
-_LISTED = 5  # weight names listed in an error
-_INITIALISATION = ("init_lora_weights", "init_weights")  # its names in different adapter types
+_OTHER_ADAPTER_WEIGHTS = ("modules_to_save.", "trainable_tokens_")  # in the names of an adapter's other weights
+_MAX_LISTED = 5  # weight names listed in an error
+_INITIALIZATION = ("init_lora_weights", "init_weights")  # its names in different adapter types
 
 
 # --- what can be trained ---------------------------------------------------------------------------------------------
@@ -79,7 +79,9 @@ def check_trainable(model: Any, peft_config: PeftConfig | None, with_reference: 
     if config is not None:
         check_config(config, with_reference)
     if given and (names := _trained_but_not_saved(model)):
-        listed = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+        listed = ", ".join(names[:_MAX_LISTED]) + (
+            f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+        )
         raise ValueError(
             "These weights of the base model are trainable but would not be saved with the adapter: "
             f"{listed}. Freeze them, or name their modules in `modules_to_save`."
@@ -140,7 +142,7 @@ def ensure_named_base(model: Any, peft_config: PeftConfig | None, processor: Any
 
 def _base_weights(model: Any) -> Iterator[tuple[str, nn.Parameter]]:
     """Names and weights that don't belong to an adapter."""
-    of_adapters = (model.base_model.prefix, *_BESIDE_THE_TUNER) if isinstance(model, PeftModel) else ()
+    of_adapters = (model.base_model.prefix, *_OTHER_ADAPTER_WEIGHTS) if isinstance(model, PeftModel) else ()
     for name, weight in unwrap_adapter(model).named_parameters():
         if not any(part in name for part in of_adapters):
             yield name, weight
@@ -225,12 +227,12 @@ def save_adapter(model: PeftModel, folder: str | Path, state_dict: dict[str, tor
 
 def starts_at_base(config: PeftConfig) -> bool:
     """Whether a new adapter of this type leaves the model's output unchanged."""
-    return all(config.to_dict().get(name, True) in (True, "gaussian") for name in _INITIALISATION)
+    return all(config.to_dict().get(name, True) in (True, "gaussian") for name in _INITIALIZATION)
 
 
 def _use_default_initialization(config: PeftConfig) -> None:
     """Keep creating this adapter from changing the base model; the adapter's weights are loaded afterwards."""
-    for name in _INITIALISATION:
+    for name in _INITIALIZATION:
         if name in config.to_dict():
             setattr(config, name, True)
 
@@ -241,7 +243,7 @@ def add_reference(model: PeftModel) -> None:
     _use_default_initialization(config)
     config.inference_mode = True
     start = get_peft_model_state_dict(model, adapter_name=model.active_adapter, save_embedding_layers=False)
-    with _requires_grad_kept(model):
+    with _keep_requires_grad(model):
         model.add_adapter(REFERENCE, config)
         set_peft_model_state_dict(model, start, adapter_name=REFERENCE)
 
@@ -250,7 +252,7 @@ def add_reference(model: PeftModel) -> None:
 def reference_active(model: PeftModel) -> Iterator[None]:
     """Use the model as it was at the start: with the frozen copy, or with no adapter if there is none."""
     trained = model.active_adapter
-    with _requires_grad_kept(model):
+    with _keep_requires_grad(model):
         if REFERENCE not in model.peft_config:
             with model.disable_adapter():
                 yield
@@ -263,7 +265,7 @@ def reference_active(model: PeftModel) -> Iterator[None]:
 
 
 @contextmanager
-def _requires_grad_kept(model: nn.Module) -> Iterator[None]:
+def _keep_requires_grad(model: nn.Module) -> Iterator[None]:
     """Restore `requires_grad`, since peft makes all of an adapter trainable on activation. Freezes new weights."""
     before = {name: weight.requires_grad for name, weight in model.named_parameters()}
     try:

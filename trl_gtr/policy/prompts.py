@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 Features = dict[str, torch.Tensor]
 """Part of the processor's output for one prompt and image, without padding."""
-PictureKey = tuple[tuple[int, ...], int]
+ImageKey = tuple[tuple[int, ...], int]
 """An image's shape and hash."""
 TextKey = tuple[str, tuple[int, ...]]
 """A prompt and its image's shape, which determines the number of image tokens."""
@@ -45,7 +45,7 @@ class PromptEncoder:
         self._processing = SeparableProcessing(processor)
         self.pad_token_id = pad_token_id
         self.cache_bytes = cache_bytes
-        self._cache: OrderedDict[PictureKey | TextKey, Features] = OrderedDict()
+        self._cache: OrderedDict[ImageKey | TextKey, Features] = OrderedDict()
         self._cached_bytes = 0
         self._special_text = SpecialText(processor)
         self._warned = False
@@ -54,14 +54,14 @@ class PromptEncoder:
         self, prompts: Sequence[str], images: Sequence[np.ndarray], at_least: int = 0
     ) -> dict[str, torch.Tensor]:
         """Encode a left-padded CPU batch of `at_least` that many tokens. Images are uint8, `(height, width, 3)`."""
-        texts, pictures = self._features(prompts, images)
+        texts, image_features = self._features(prompts, images)
         batch = {
             key: pad_and_cat(
                 [text[key] for text in texts], self.pad_token_id if key == "input_ids" else 0, True, at_least
             )
             for key in texts[0]
         }
-        return batch | {key: pad_and_cat([picture[key] for picture in pictures]) for key in pictures[0]}
+        return batch | {key: pad_and_cat([picture[key] for picture in image_features]) for key in image_features[0]}
 
     def lengths(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> list[int]:
         """Number of tokens in each prompt, including its image tokens."""
@@ -69,7 +69,7 @@ class PromptEncoder:
 
     def _features(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> tuple[list[Features], list[Features]]:
         """Tokens and image features of each pair, from the cache or newly processed."""
-        pairs = [((prompt, image.shape), _picture(image)) for prompt, image in zip(prompts, images, strict=True)]
+        pairs = [((prompt, image.shape), _image_key(image)) for prompt, image in zip(prompts, images, strict=True)]
         found = {key: self._cache[key] for pair in pairs for key in pair if key in self._cache}
         new: dict[tuple[int, ...], list[int]] = {}
         seen = set(found)
@@ -122,7 +122,7 @@ class PromptEncoder:
             )
         return plain
 
-    def _remember(self, key: PictureKey | TextKey, features: Features) -> None:
+    def _remember(self, key: ImageKey | TextKey, features: Features) -> None:
         if key not in self._cache:
             self._cached_bytes += _size(features)
         self._cache[key] = features
@@ -146,27 +146,27 @@ class SeparableProcessing:
             # Copies, so that the processor itself is unchanged for other users.
             self._processor = copy.copy(processor)
             self._processor.image_processor = copy.copy(self._image_processor)
-            self._processor.image_processor.preprocess = self._answer
-        self._known: dict[tuple[int, ...], dict[str, Any]] = {}
+            self._processor.image_processor.preprocess = self._preprocess
+        self._image_outputs: dict[tuple[int, ...], dict[str, Any]] = {}
         self._replayed: dict[str, Any] | None = None
-        self._heard: dict[str, Any] | None = None
+        self._image_output: dict[str, Any] | None = None
 
     def __call__(self, texts: list[str], images: list[np.ndarray], text_only: bool = False) -> Any:
         """Process images of one size; with `text_only` (one text), all of the output but the pixels is valid."""
         size = images[0].shape
-        self._replayed, self._heard = self._known.get(size) if text_only else None, None
+        self._replayed, self._image_output = self._image_outputs.get(size) if text_only else None, None
         batch = self._processor(text=texts, images=[[image] for image in images], padding=True, return_tensors="pt")
-        heard: dict[str, Any] = self._heard or {}
+        output: dict[str, Any] = self._image_output or {}
         count = len(images)
-        if heard and all(isinstance(value, Sized) and len(value) % count == 0 for value in heard.values()):
-            self._known[size] = {key: _first_without_pixels(value, count) for key, value in heard.items()}
+        if output and all(isinstance(value, Sized) and len(value) % count == 0 for value in output.values()):
+            self._image_outputs[size] = {key: _first_without_pixels(value, count) for key, value in output.items()}
         return batch
 
-    def _answer(self, *args: Any, **kwargs: Any) -> Any:
+    def _preprocess(self, *args: Any, **kwargs: Any) -> Any:
         if self._replayed is not None:
             return BatchFeature(dict(self._replayed))
         output = self._image_processor.preprocess(*args, **kwargs)
-        self._heard = dict(output)  # copied, because some processors remove what the model doesn't need
+        self._image_output = dict(output)  # copied, because some processors remove what the model doesn't need
         return output
 
 
@@ -178,7 +178,7 @@ def _first_without_pixels(value: Any, images: int) -> Any:
     return copy.deepcopy(first)  # a view would keep the whole batch in memory
 
 
-def _picture(image: np.ndarray) -> PictureKey:
+def _image_key(image: np.ndarray) -> ImageKey:
     # Python's 64-bit hash of bytes is twenty times faster than a cryptographic one; the chance of any collision among
     # a million images is 1 in 30 million
     return image.shape, hash(image.tobytes())

@@ -143,8 +143,8 @@ class CallSizes:
         """Estimate the call's cost from above: its text plus the image as counted by the server so far, and no less
         than the largest prompt seen. The answer is assumed no shorter than the longest seen, since some servers ignore
         the length limit."""
-        beside = max(self.picture_tokens, self._largest_excess)
-        prompt = max(words(body) + beside, int(1.25 * self._largest_prompt))
+        image = max(self.picture_tokens, self._largest_excess)
+        prompt = max(words(body) + image, int(1.25 * self._largest_prompt))
         return self.budget.cost(prompt, max(self.max_length, int(1.25 * self._largest_answer)))
 
     def counted(self, body: Mapping[str, Any], prompt_tokens: int, completion_tokens: int) -> Usage:

@@ -95,10 +95,10 @@ class Session:
         if flight is None:
             flight = self._flights[digest] = _Flight()
             flight.task = asyncio.ensure_future(self._correct(request, image_part, flight))
-            flight.task.add_done_callback(partial(self._land, digest, flight))
+            flight.task.add_done_callback(partial(self._remove, digest, flight))
         flight.waiting += 1
         try:
-            correction = await self._unless_late(flight, request.cancellation)
+            correction = await self._unless_cancelled(flight, request.cancellation)
         except asyncio.CancelledError:
             if not self.closed:
                 raise
@@ -107,7 +107,7 @@ class Session:
             flight.waiting -= 1
             if flight.waiting == 0:
                 flight.task.cancel()  # no one is waiting; no effect if done
-                self._land(digest, flight)  # later requests must not join it
+                self._remove(digest, flight)  # later requests must not join it
         if correction is None:
             if flight.waiting == 0:
                 await asyncio.wait({flight.task})  # until its connection is closed and its cost known
@@ -115,7 +115,7 @@ class Session:
         self.counts["shared"] += not first
         return replace(correction, usage=flight.usage if first else Usage(), latency=flight.seconds(since=started))
 
-    async def _unless_late(self, flight: _Flight, cancellation: Cancellation) -> Correction | None:
+    async def _unless_cancelled(self, flight: _Flight, cancellation: Cancellation) -> Correction | None:
         """The answer, or `None` if the request was cancelled."""
         loop = asyncio.get_running_loop()
         late = loop.create_future()
@@ -128,7 +128,7 @@ class Session:
         late.cancel()
         return flight.task.result() if flight.task.done() else None
 
-    def _land(self, digest: str, flight: _Flight, _: object = None) -> None:
+    def _remove(self, digest: str, flight: _Flight, _: object = None) -> None:
         if self._flights.get(digest) is flight:
             del self._flights[digest]
 
@@ -140,7 +140,7 @@ class Session:
             meter = Meter(time.monotonic() + self.deadline, self.chat.features)
             try:
                 # The deadline again, in case the conversation hangs outside an HTTP attempt.
-                correction = await asyncio.wait_for(self._talk(request, image_part, meter), self.deadline)
+                correction = await asyncio.wait_for(self._converse(request, image_part, meter), self.deadline)
                 self._breaker.record(reached=True)
             except KeyRejected:
                 self._breaker.abandon()
@@ -173,7 +173,7 @@ class Session:
             logger.error("could not handle an answer; further failures will only be counted\n%s", trace)
         self._reported = True
 
-    async def _talk(self, request: CorrectionRequest, image_part: Mapping[str, Any], meter: Meter) -> Correction:
+    async def _converse(self, request: CorrectionRequest, image_part: Mapping[str, Any], meter: Meter) -> Correction:
         conversation = self._conversation(request, image_part, meter)
         while True:
             try:
