@@ -939,7 +939,7 @@ def test_logits_that_are_not_finite_end_the_run_with_a_checkpoint(make_trainer, 
             trainer.trained.policy.get_output_embeddings().weight[0, 0] = math.nan
 
     trainer._finish_update = break_it
-    with pytest.raises(FloatingPointError, match=r"the logits of generation are not finite \(process 0\)"):
+    with pytest.raises(FloatingPointError, match=r"generation produced NaN logits \(process 0\)"):
         trainer.train()
     assert (tmp_path / "run" / "checkpoint-1" / "trainer_state.json").is_file()
 

@@ -115,7 +115,7 @@ def test_continue_warns_once_and_asks_nobody(make: Any, caplog: pytest.LogCaptur
         assert len(server.seen) == 1
     assert kinds(answers) == ["right", "budget", "budget", "budget"]
     assert caplog.text.count("budget is spent") == 1
-    assert "going on without corrections" in caplog.text
+    assert "continuing without corrections" in caplog.text
 
 
 def test_another_corrector_takes_over(make: Any) -> None:
@@ -295,7 +295,7 @@ def test_redirects_are_counted_one_by_one_and_cost_nothing(make: Any) -> None:
 def test_server_that_redirects_is_told_at_the_start(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Handler, "do_GET", lambda handler: handler.send(301, b"", {"Location": "https://elsewhere"}))
     with ChatServer(says(yes_answer())) as server:
-        with pytest.raises(ValueError, match="redirects to another address: make base_url the final one"):
+        with pytest.raises(ValueError, match="redirects to another address: set base_url to the final one"):
             make(server).check(NumberLineTask())
         assert server.seen == []
 
@@ -399,7 +399,7 @@ def test_state_of_another_corrector_is_no_obstacle(make: Any, caplog: pytest.Log
     with ChatServer(says(yes_answer())) as server:
         corrector = make(server, max_calls=3)
         corrector.load_state_dict(state)
-        assert "of a run with another corrector" in caplog.text
+        assert "from a run with a different corrector" in caplog.text
         assert corrector.correct(requests(1))[0].verdict == "right"
     assert corrector.metrics()["corrector/calls_remaining"] == 2
 

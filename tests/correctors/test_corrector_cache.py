@@ -300,28 +300,28 @@ def test_damaged_answer_is_asked_for_again(
         RecordedCorrector(tmp_path).correct(REQUESTS[:1])
     again = CachedCorrector(Counting(Correction("unsolvable", reason="asked again")), tmp_path)
     assert thoughts(again.correct(REQUESTS[:1])) == ["asked again"]
-    assert f"{entry.name} is no recorded answer (" in caplog.text
+    assert f"{entry.name} is not a valid recorded answer (" in caplog.text
     assert again.metrics()["corrector/cache_misses"] == 1
-    assert thoughts(RecordedCorrector(tmp_path).correct(REQUESTS[:1])) == ["asked again"]  # the file is mended
+    assert thoughts(RecordedCorrector(tmp_path).correct(REQUESTS[:1])) == ["asked again"]  # the file is repaired
 
 
-def test_damaged_file_is_told_of_once(tmp_path: Path, entry: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_file_is_reported_once(tmp_path: Path, entry: Path, caplog: pytest.LogCaptureFixture) -> None:
     entry.write_bytes(b"{")
     cached = CachedCorrector(Counting(failed("server"), failed("server")), tmp_path)
     for _ in range(3):  # failures of the server aren't kept: the file stays as it is at first
         cached.correct(REQUESTS[:1])
-    assert caplog.text.count("is no recorded answer (") == 1
+    assert caplog.text.count("is not a valid recorded answer (") == 1
     caplog.clear()
     entry.write_bytes(b"{")
     recorded = RecordedCorrector(tmp_path)
     for _ in range(2):
         with pytest.raises(CacheMiss):
             recorded.correct(REQUESTS[:1])
-    assert caplog.text.count("is no recorded answer (") == 1
+    assert caplog.text.count("is not a valid recorded answer (") == 1
     assert "again" not in caplog.text  # a replay asks nobody
 
 
-def test_whole_answer_is_no_damaged_one(tmp_path: Path, entry: Path) -> None:
+def test_intact_answer_is_not_damaged(tmp_path: Path, entry: Path) -> None:
     entry.write_text(json.dumps(ENTRY))
     assert thoughts(RecordedCorrector(tmp_path).correct(REQUESTS[:1])) == ["From 1 to 4 I go up."]
 
@@ -330,8 +330,8 @@ def test_folder_in_place_of_an_answer(tmp_path: Path, entry: Path, caplog: pytes
     entry.unlink()
     entry.mkdir()
     assert thoughts(CachedCorrector(Counting(), tmp_path).correct(REQUESTS[:1])) == ["answer 1"]
-    assert "is no recorded answer" in caplog.text
-    assert "can't be kept" in caplog.text
+    assert "is not a valid recorded answer" in caplog.text
+    assert "could not cache" in caplog.text
 
 
 def test_answer_that_does_not_fit_the_task_is_used_but_not_kept(
@@ -340,7 +340,7 @@ def test_answer_that_does_not_fit_the_task_is_used_but_not_kept(
     odd = [Correction("corrected", thought={"odd": "thought"}), Correction("right", latency=float("inf"))]
     cached = CachedCorrector(Counting(*odd), tmp_path)
     assert cached.correct(REQUESTS[:2]) == odd
-    assert caplog.text.count("can't be kept") == 1
+    assert caplog.text.count("could not cache") == 1
     assert list(tmp_path.glob("*/*/*.json")) == []
 
 

@@ -510,7 +510,7 @@ def test_make_corrector_by_keywords(monkeypatch: pytest.MonkeyPatch) -> None:
         make_corrector("openai", maxusd=3)
     with pytest.raises(ValueError, match="corrector must be one of expert, openai"):
         make_corrector("gpt")
-    with pytest.raises(ValueError, match="name its folder with corrector_cache"):
+    with pytest.raises(ValueError, match="set corrector_cache to its folder"):
         make_corrector("recorded")
     with pytest.raises(ValueError, match="two numbers"):
         make_corrector("openai", prices=[1.0])

@@ -148,7 +148,7 @@ def test_counts_survive_a_resume(local: LocalCorrector) -> None:
 
 def test_state_of_another_corrector_is_no_obstacle(local: LocalCorrector, caplog: pytest.LogCaptureFixture) -> None:
     local.load_state_dict({})
-    assert "of a run with another corrector" in caplog.text
+    assert "from a run with a different corrector" in caplog.text
 
 
 def test_model_that_fails_costs_labels_and_not_the_run(

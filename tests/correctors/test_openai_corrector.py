@@ -541,10 +541,10 @@ def test_packed_answers_are_read(make: Any, packing: str) -> None:
 @pytest.mark.parametrize(
     ("packing", "words"),
     [
-        ("gzip", "unusable: the answer isn't packed with gzip as it says"),
-        ("br", "unusable: the answer is packed with br; only gzip was asked for"),
-        ("deflate", "unusable: the answer is packed with deflate; only gzip was asked for"),
-        (SECRET, "unusable: the answer is packed with something else; only gzip was asked for"),
+        ("gzip", "unusable: the answer isn't valid gzip, although its header says so"),
+        ("br", "unusable: the answer is compressed with br; only gzip was requested"),
+        ("deflate", "unusable: the answer is compressed with deflate; only gzip was requested"),
+        (SECRET, "unusable: the answer is compressed with something else; only gzip was requested"),
     ],
 )
 def test_packing_that_cannot_be_undone(make: Any, packing: str, words: str) -> None:
@@ -621,7 +621,7 @@ def test_identity_names_what_answers_depend_on() -> None:
 def test_unlisted_model_warns(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     with ChatServer(says(""), models=("qwen", "llava")) as server:
         make(server).check(NumberLineTask())
-    assert "doesn't list a model 'test-model'; it lists qwen, llava" in caplog.text
+    assert "doesn't list model 'test-model'; it lists qwen, llava" in caplog.text
 
 
 def test_without_the_openai_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -924,7 +924,7 @@ def test_token_counts_are_believed_only_if_they_can_be(usage: Any, expected: Any
 
 
 def test_the_truth_must_be_known_to_verify_with_it(make: Any) -> None:
-    with ChatServer(says("")) as server, pytest.raises(ValueError, match=r"needs a judge\(\), and task 'colours'"):
+    with ChatServer(says("")) as server, pytest.raises(ValueError, match=r"needs a judge\(\), but task 'colours'"):
         make(server, verify_with_truth=True).check(BareColourTask())
 
 

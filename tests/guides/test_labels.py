@@ -233,7 +233,7 @@ def test_a_prompt_that_spells_special_tokens_shows_one_image(
     special = torch.tensor(sorted(set(range(len(policy._is_text))) - set(np.flatnonzero(policy._is_text).tolist())))
     counts = [torch.isin(inputs["input_ids"], special).sum() for inputs in (plain, foreign, again)]
     assert counts[0] == counts[1] == counts[2] > 0
-    assert caplog.text.count("A prompt spells a special token") == 1
+    assert caplog.text.count("A prompt contains the text of a special token") == 1
     assert len(TransformersEngine(policy, model).generate([spelt], [image])) == 1
 
 

@@ -236,7 +236,9 @@ def test_a_run_that_was_moved_finds_its_base(make_trainer, toy_checkpoint, adapt
     for folder in ("moved", "moved/checkpoint-1"):
         assert deviation(trainer, tmp_path / folder) < 1e-4
     shutil.rmtree(tmp_path / "moved" / bases(tmp_path / "moved")[0])
-    with pytest.raises(ValueError, match=r"adapter.*base_model-\w+, which is neither .* nor beside it: move it there"):
+    with pytest.raises(
+        ValueError, match=r"adapter.*base_model-\w+, which is neither .* nor next to the adapter: move it there"
+    ):
         load_policy(tmp_path / "moved")
 
 
@@ -336,7 +338,9 @@ def test_trainable_weights_that_an_adapter_does_not_hold_are_refused(make_traine
     projector = model.get_base_model().model.multi_modal_projector
     projector.linear_1.base_layer.weight.requires_grad_(True)
     message = refusal(make_trainer, model)
-    assert "doesn't hold them: model.multi_modal_projector.linear_1.base_layer.weight. Freeze them" in message
+    assert (
+        "not be saved with the adapter: model.multi_modal_projector.linear_1.base_layer.weight. Freeze them" in message
+    )
     assert "modules_to_save" in message
     projector.requires_grad_(True)
     model.get_base_model().model.language_model.requires_grad_(True)

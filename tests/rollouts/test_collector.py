@@ -306,7 +306,7 @@ def test_a_restored_collector_goes_on_where_it_was():
 
 
 class Odd:
-    """Is no plain data."""
+    """Not plain data."""
 
 
 class OddTask(ColourTask):
@@ -322,7 +322,9 @@ class OddTask(ColourTask):
 
 
 def test_an_environment_that_cant_be_saved_says_so():
-    with pytest.raises(ValueError, match=r"Odd is no plain data.*`pickle_environments=True`, or `save_strategy='no'`"):
+    with pytest.raises(
+        ValueError, match=r"Odd is not plain data.*`pickle_environments=True`, or `save_strategy='no'`"
+    ):
         collector(OddTask()).state_dict()
 
     class Unpicklable(ColourTask):

@@ -83,7 +83,7 @@ def text_only(tmp_path: Path) -> Path:
         ("points24", ["--task", "point24"], "did you mean 'points24'?"),
         ("points24", ["--task_options", '{"a": 1}'], "has no option a. Its options: env_kwargs, hands, cut, thoughts"),
         ("points24", ["--hand", "pool"], "no option `hand`, as the command line has it: did you mean `hands`?"),
-        ("points24", ["--eval_tasks", "[1]"], "eval_tasks must name options"),
+        ("points24", ["--eval_tasks", "[1]"], "eval_tasks must be a dictionary of options"),
         ("gym_cards", ["--eval_hands", "pool"], "There is no option `eval_hands`"),
         ("alfworld", ["--hands", "pool"], "There is no option `hands`"),
         ("points24", ["--hands", "many"], "There are no hands 'many': choose all, pool, unseen, solvable"),
@@ -95,12 +95,12 @@ def text_only(tmp_path: Path) -> Path:
         ("gym_cards", ["--task", "ezpoints", "--hands", "pool"], "only Points24 has named sets of hands"),
         ("gym_cards", ["--corrector", "wizard"], "invalid choice: 'wizard'"),
         ("alfworld", ["--task_options", '{"history": 4'], "task_options is not a JSON object"),
-        ("alfworld", ["--task_options", "[4]"], "task_options must name options"),
+        ("alfworld", ["--task_options", "[4]"], "task_options must be a dictionary of options"),
         ("alfworld", ["--task_options", '{"histori": 4}'], "Task 'alfworld' has no option histori"),
         ("alfworld", ["--task_options", '{"env_kwargs": {"task_types": ["cook"]}}'], "there is no cook; the six are"),
         ("gym_cards", ["--model_init_kwargs", '{"dtype": '], "model_init_kwargs is not a JSON object"),
         ("gym_cards", ["--model_init_kwargs", "bfloat16"], "model_init_kwargs is not a JSON object"),
-        ("gym_cards", ["--model_init_kwargs", '["bfloat16"]'], "model_init_kwargs must name options"),
+        ("gym_cards", ["--model_init_kwargs", '["bfloat16"]'], "model_init_kwargs must be a dictionary of options"),
         ("evaluate", ["--task", "alfworld", "--split", "unseen"], "split must be one of train, valid_seen"),
         ("evaluate", ["--task", "points24", "--split", "train"], "There is no option `split`"),
         ("evaluate", ["--task", "blackjak"], "did you mean 'blackjack'?"),
@@ -354,18 +354,18 @@ def test_where_nothing_was_recorded_every_task_is_allowed() -> None:
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "runs/a/b"])
 def test_a_missing_folder(fails: Any, tmp_path: Path, name: str) -> None:
     line = fails("gym_cards", "--model_name_or_path", name, "--output_dir", tmp_path / "run")
-    assert f"There is no folder {name}. Name a model's folder, a model on the Hub, or `tiny`." in line
+    assert f"There is no folder {name}. Give a model's folder, a model on the Hub, or `tiny`." in line
 
 
 def test_a_name_that_the_hub_does_not_give(fails: Any, tmp_path: Path) -> None:
     line = fails("gym_cards", "--model_name_or_path", "nobody/nothing", "--output_dir", tmp_path / "run")
-    assert "There is no folder nobody/nothing, and no model of that name came from the Hub" in line
+    assert "There is no folder nobody/nothing, and no model of that name was found on the Hub" in line
     line = fails("evaluate", "--agents", "nobody/nothing")
-    assert "or take `tiny`" in line
+    assert "or use `tiny`" in line
 
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no config\.json\. Name the folder that `save_pretrained` wrote"):
+    with pytest.raises(ValueError, match=r"no config\.json\. Give the folder that `save_pretrained` wrote"):
         load_policy(tmp_path)
     (tmp_path / "checkpoint-12").mkdir()
     with pytest.raises(ValueError, match=r"newest checkpoint is .*checkpoint-12"):
@@ -374,8 +374,8 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
 
 def test_a_model_that_cannot_see(fails: Any, no_training: None, text_only: Path, tmp_path: Path) -> None:
     line = fails("gym_cards", "--model_name_or_path", text_only, "--output_dir", tmp_path / "run")
-    assert f"{text_only} (llama) can't see: GTR needs a vision-language model" in line
-    with pytest.raises(ValueError, match="can't see"):
+    assert f"{text_only} (llama) is not a vision-language model: GTR needs a vision-language model" in line
+    with pytest.raises(ValueError, match="is not a vision-language model"):
         load_policy(text_only)
 
 

@@ -110,8 +110,8 @@ class Point(NamedTuple):
 @pytest.mark.parametrize(
     "value", [object(), Point(1), np.array([None]), np.zeros(2, [("a", "i4")]), len, {"inner": [object()]}]
 )
-def test_what_is_no_plain_data_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match="no plain data"):
+def test_values_that_are_not_plain_data_are_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="not plain data"):
         encode(value)
 
 

@@ -1,4 +1,4 @@
-"""Who corrects the agent's thoughts; see `base` for the seam."""
+"""Correctors of the agent's thoughts; `base` has the interface."""
 
 from .arguments import CorrectorArguments, make_corrector
 from .audit import AuditedCorrector, AuditReport, audit

@@ -1,7 +1,7 @@
-"""Reads a language model's answer about one step, and believes nothing that doesn't hold together.
+"""Parses a language model's answer about one step and checks that it is consistent.
 
-Everything checked here is public: the schema, the task's own format, the legal actions, the public state, and the
-answer's own reading of the picture. The hidden truth is never consulted.
+All checks use public information: the schema, the task's format, the legal actions, the public state, and the
+answer's own reading of the image. The hidden truth is never consulted.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ..types import Correction, CorrectionRequest, Response
 from .questions import CORRECTION, EVALUATION, NO, RIGHT_ACTION, YES
 
 MAX_THOUGHT = 4000
-"""Characters of a corrected thought; labels longer than any response would only be cut."""
+"""Maximum characters in a corrected thought; labels longer than any response would only be truncated."""
 
 
 class AnswerProblem(ValueError):
-    """Why an answer can't be used, in words that the model can act on."""
+    """Why an answer can't be used. The model is sent this message so that it can try again."""
 
 
 def read_object(text: str) -> dict[str, Any]:
-    """The one JSON object in a text. Code fences, words and thinking around it are allowed; a second object, of which
-    one may be a draft, and twice the same key aren't."""
+    """Parse the only JSON object in a text. Code fences, prose and thinking around it are allowed; duplicate keys and
+    a second object (one may be a draft) aren't."""
     text = text.rpartition("</think>")[2]
     if "<think>" in text:
         raise AnswerProblem("it ends in the middle of its thinking")
@@ -52,7 +52,7 @@ def read_object(text: str) -> dict[str, Any]:
 
 
 def parse_answer(text: str, request: CorrectionRequest) -> Correction:
-    """The correction that an answer amounts to; `AnswerProblem` if it is unusable."""
+    """Turn an answer into a correction; raises `AnswerProblem` if it is unusable."""
     task, rubric = request.task, request.task.rubric
     answer = read_object(text)
     _check_shape(answer, rubric)
@@ -61,7 +61,7 @@ def parse_answer(text: str, request: CorrectionRequest) -> Correction:
     if answer[EVALUATION] == YES:
         if solvable == NO:
             raise AnswerProblem(f'"{EVALUATION}" is "{YES}" although "{rubric.solution_key}" is "{NO}"')
-        return _right(answer, request)
+        return _accept(answer, request)
     if solvable == NO:
         if answer[CORRECTION] is not None:
             raise AnswerProblem(f'"{CORRECTION}" must be null where "{rubric.solution_key}" is "{NO}"')
@@ -73,8 +73,8 @@ def parse_answer(text: str, request: CorrectionRequest) -> Correction:
     if thought == dict(request.response.fields) and action in (None, request.response.action):
         raise AnswerProblem(f'"{EVALUATION}" is "{NO}" but the correction changes nothing')
     corrected = _respond(thought, action, request)
-    aim = _check_against_itself(corrected, action, request)
-    if target is not None and aim is not None and _bare(target) != _bare(aim):
+    aim = _check_consistency(corrected, action, request)
+    if target is not None and aim is not None and _normalize(target) != _normalize(aim):
         raise AnswerProblem(f'"{rubric.target_key}" is not what the corrected thought aims at')
     return Correction("corrected", thought=thought, action=action, target=aim or target)
 
@@ -115,8 +115,8 @@ def _check_shape(answer: Mapping[str, Any], rubric: Any) -> None:
             raise AnswerProblem(f'"{key}" must be a text')
 
 
-def _right(answer: Mapping[str, Any], request: CorrectionRequest) -> Correction:
-    """A YES counts only if nothing else in the answer, and nothing that anyone can see, speaks against it."""
+def _accept(answer: Mapping[str, Any], request: CorrectionRequest) -> Correction:
+    """Accept a YES only if nothing in the answer or in public information contradicts it."""
     response = request.response
     if answer[CORRECTION] is not None and answer[CORRECTION] != dict(response.fields):
         raise AnswerProblem(f'"{EVALUATION}" is "{YES}" but there is a correction')
@@ -124,12 +124,12 @@ def _right(answer: Mapping[str, Any], request: CorrectionRequest) -> Correction:
         raise AnswerProblem(f'"{EVALUATION}" is "{YES}" but another action is called for')
     if request.task.to_env_action(response, request.info) is None:
         raise AnswerProblem(f'"{EVALUATION}" is "{YES}" but the agent\'s action is not legal')
-    aim = _check_against_itself(response, response.action, request)
+    aim = _check_consistency(response, response.action, request)
     return Correction("right", action=response.action, target=aim)
 
 
 def check_thought(correction: Mapping[str, Any], task: Any) -> dict[str, Any]:
-    """A corrected thought in the task's format; an `AnswerProblem` if it is none, says nothing or is too long."""
+    """Check a corrected thought; raises `AnswerProblem` if it breaks the task's format, is empty or too long."""
     try:
         thought = task.format.check_thought(correction)
         length = len(task.format.render_thought(thought))
@@ -144,7 +144,7 @@ def check_thought(correction: Mapping[str, Any], task: Any) -> dict[str, Any]:
 
 
 def _legal_spelling(action: str | None, request: CorrectionRequest) -> str | None:
-    """The legal action that a text names (" Hit" is "hit"); the text itself if it names none."""
+    """The legal action that a text names (" Hit" is "hit"), or the text itself if it names none."""
     task, legal = request.task, request.task.legal_actions(request.info)
     if action is None or action in legal:
         return action
@@ -156,9 +156,9 @@ def _legal_spelling(action: str | None, request: CorrectionRequest) -> str | Non
 
 
 def _respond(thought: Mapping[str, Any], action: str | None, request: CorrectionRequest) -> Response:
-    """The corrected thought as the agent would have written it, read back with the task's own format."""
+    """Render the corrected thought as the agent would have written it and parse it with the task's own format."""
     task = request.task
-    legal = task.legal_actions(request.info)  # the agent was told them; they are no hidden truth
+    legal = task.legal_actions(request.info)  # public: the agent was told them
     written = task.format.parse(task.format.render(thought, legal[0] if action is None else action))
     if not written.valid or dict(written.fields) != thought:
         raise AnswerProblem(f'"{CORRECTION}" can\'t be read back: {written.error or "its parts change"}')
@@ -167,10 +167,10 @@ def _respond(thought: Mapping[str, Any], action: str | None, request: Correction
     return written
 
 
-def _check_against_itself(response: Response, action: str | None, request: CorrectionRequest) -> str | None:
-    """Does the thought lead to its action, and does it hold if its own reading of the picture is true?
+def _check_consistency(response: Response, action: str | None, request: CorrectionRequest) -> str | None:
+    """Check that the thought leads to its action, and that it is right if its own reading of the image is.
 
-    Returns what it aims at, if the task knows.
+    Returns its target, if the task defines one.
     """
     task = request.task
     if contradicts(task, response.fields, action, request.info):
@@ -189,15 +189,15 @@ def _check_against_itself(response: Response, action: str | None, request: Corre
     return task.target(response, believed)
 
 
-def _bare(formula: str) -> str:
-    """Without spaces, printed signs and the result behind an equals sign."""
+def _normalize(formula: str) -> str:
+    """Normalize a formula: no spaces, plain operators, nothing from the equals sign on."""
     return "".join(plain_signs(formula).partition("=")[0].split())
 
 
 def judge_parts(
     response: Response, action: str | None, info: Mapping[str, Any], request: CorrectionRequest
 ) -> dict[str, bool]:
-    """`task.judge` of a thought. Where no action is named, with the legal action that suits the thought best."""
+    """Run `task.judge` on a thought. If no action is given, use the legal action that scores best."""
     task = request.task
     if action is not None:
         return dict(task.judge(response, info))

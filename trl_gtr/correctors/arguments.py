@@ -1,4 +1,4 @@
-"""The correctors by name, for command lines and YAML files."""
+"""Correctors by name, for the command line and YAML files."""
 
 from __future__ import annotations
 
@@ -21,60 +21,60 @@ def _option(default: Any, help_text: str, **metadata: Any) -> Any:
 
 @dataclass
 class CorrectorArguments:
-    """Which corrector a run uses. Keys are read from the environment only: a command line is seen by others."""
+    """Which corrector a run uses. API keys are read only from the environment: command lines are public."""
 
     corrector: str = _option(
         "expert",
-        "Who corrects thoughts: expert (the task's exact one, free), openai (any OpenAI-compatible server), azure, "
-        "local (a model loaded here), recorded (replay of a cache), none.",
+        "Who corrects thoughts: expert (the task's exact expert, free), openai (any OpenAI-compatible server), azure, "
+        "local (a model loaded in this process), recorded (replays a cache), none.",
         choices=NAMES,
     )
-    corrector_model: str = _option("gpt-4o", "Model of openai, deployment of azure, name or folder of local.")
+    corrector_model: str = _option(
+        "gpt-4o", "Model name for openai, deployment for azure, model name or folder for local."
+    )
     corrector_base_url: str | None = _option(
-        None, "Address of the server, e.g. http://localhost:8000/v1. OPENAI_BASE_URL or AZURE_OPENAI_ENDPOINT else."
+        None, "Server address, e.g. http://localhost:8000/v1. Default: OPENAI_BASE_URL or AZURE_OPENAI_ENDPOINT."
     )
-    corrector_temperature: float | None = _option(
-        None, "Sampling temperature: 0.4 over HTTP, 0 for local if left out."
-    )
+    corrector_temperature: float | None = _option(None, "Sampling temperature. Default: 0.4 over HTTP, 0 for local.")
     corrector_image_size: int | None = _option(
-        None, "Longer side in pixels of pictures sent over HTTP. As it is else."
+        None, "Longer side, in pixels, of images sent over HTTP. Default: unchanged."
     )
-    corrector_concurrency: int = _option(32, "Corrections under way at once over HTTP.")
-    corrector_timeout: float = _option(30.0, "Seconds for one HTTP try.")
-    corrector_deadline: float = _option(90.0, "Seconds for one correction with all its retries.")
-    corrector_max_calls: int | None = _option(None, "Budget of the whole run in HTTP calls.")
-    corrector_max_tokens: int | None = _option(None, "Budget of the whole run in tokens, prompt and answer together.")
-    corrector_max_usd: float | None = _option(None, "Budget of the whole run in US dollars.")
+    corrector_concurrency: int = _option(32, "Maximum concurrent corrections over HTTP.")
+    corrector_timeout: float = _option(30.0, "Seconds allowed for one HTTP attempt.")
+    corrector_deadline: float = _option(90.0, "Seconds allowed for one correction, including all retries.")
+    corrector_max_calls: int | None = _option(None, "Budget for the whole run, in HTTP calls.")
+    corrector_max_tokens: int | None = _option(None, "Budget for the whole run, in prompt and answer tokens.")
+    corrector_max_usd: float | None = _option(None, "Budget for the whole run, in US dollars.")
     corrector_prices: list[float] | None = field(
         default=None,
-        metadata={"help": "USD per million prompt tokens and per million answer tokens, for models not listed."},
+        metadata={
+            "help": "USD per million prompt tokens and per million answer tokens, for models without a listed price."
+        },
     )
     corrector_when_spent: str = _option(
         "stop",
-        "When the budget is spent: stop (with a checkpoint), continue (without corrections), expert (it takes over).",
+        "When the budget is spent: stop (with a checkpoint), continue (without corrections), expert (switch to it).",
         choices=("stop", "continue", "expert"),
     )
     corrector_cache: str | None = _option(
-        None, "Folder for answers, so that a rerun pays for nothing twice; what recorded replays."
+        None, "Folder that caches answers, so that a rerun doesn't pay for them again; recorded replays it."
     )
     corrector_audit_share: float | None = _option(
-        None, "Share of corrections that are graded against the truth; 0.1 for a language model if left out, 0 is off."
+        None, "Share of corrections graded against the truth; 0 turns it off. Default: 0.1 for a language model."
     )
-    corrector_wrong: float = _option(
-        0.0, "Turn this share of the answers into their opposite, to study what a bad corrector does."
-    )
-    corrector_silent: float = _option(0.0, "Withhold this share of the answers, to study a scarce corrector.")
+    corrector_wrong: float = _option(0.0, "Share of answers to turn into their opposite, to study a bad corrector.")
+    corrector_silent: float = _option(0.0, "Share of answers to withhold, to study a scarce corrector.")
     corrector_verify_with_truth: bool = _option(
-        False, "Throw away answers that the hidden truth contradicts. Makes any model an oracle."
+        False, "Discard answers that contradict the hidden truth. Makes any model an oracle."
     )
 
     _argument_group_name = "the corrector"
 
 
 def make_corrector(arguments: CorrectorArguments | str = "expert", **options: Any) -> Corrector | None:
-    """The corrector that the arguments describe; `None` for `none`.
+    """Build the corrector described by the arguments; `None` for `none`.
 
-    Options are fields of `CorrectorArguments`, the prefix `corrector_` left out if you like:
+    Options are fields of `CorrectorArguments`, with or without the `corrector_` prefix:
     `make_corrector("openai", model="gpt-4o", max_usd=20)`.
     """
     if isinstance(arguments, str):
@@ -83,11 +83,11 @@ def make_corrector(arguments: CorrectorArguments | str = "expert", **options: An
     named = {name if name in known else f"corrector_{name}": value for name, value in options.items()}
     unknown = [name for name in named if name not in known]
     if unknown:
-        raise ValueError(f"unknown options {unknown}; there are {[name for name in known if name != 'corrector']}")
+        raise ValueError(f"unknown options {unknown}; choose from {[name for name in known if name != 'corrector']}")
     arguments = replace(arguments, **named)
     if arguments.corrector == "none":
         return None
-    corrector = _bare_corrector(arguments)
+    corrector = _base_corrector(arguments)
     if arguments.corrector_cache is not None and arguments.corrector in ("openai", "azure", "local"):
         corrector = CachedCorrector(corrector, arguments.corrector_cache)
     if arguments.corrector_wrong or arguments.corrector_silent:
@@ -98,13 +98,13 @@ def make_corrector(arguments: CorrectorArguments | str = "expert", **options: An
     return AuditedCorrector(corrector, share) if share else corrector
 
 
-def _bare_corrector(arguments: CorrectorArguments) -> Corrector:
+def _base_corrector(arguments: CorrectorArguments) -> Corrector:
     name = arguments.corrector
     if name == "expert":
         return ExpertCorrector()
     if name == "recorded":
         if arguments.corrector_cache is None:
-            raise ValueError("corrector recorded replays a cache: name its folder with corrector_cache")
+            raise ValueError("corrector 'recorded' replays a cache: set corrector_cache to its folder")
         return RecordedCorrector(arguments.corrector_cache)
     if name == "local":
         return LocalCorrector(arguments.corrector_model, temperature=arguments.corrector_temperature or 0.0)
@@ -112,7 +112,7 @@ def _bare_corrector(arguments: CorrectorArguments) -> Corrector:
         raise ValueError(f"corrector must be one of {', '.join(NAMES)}, not {name!r}")
     prices = arguments.corrector_prices
     if prices is not None and len(prices) != 2:
-        raise ValueError(f"corrector_prices are two numbers, of prompt and of answer tokens, not {prices}")
+        raise ValueError(f"corrector_prices must be two numbers, for prompt and answer tokens, not {prices}")
     return OpenAICorrector(
         arguments.corrector_model,
         azure=name == "azure",

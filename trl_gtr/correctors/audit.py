@@ -1,4 +1,4 @@
-"""Is a corrector any good? Its answers against what the task knows to be true."""
+"""Measures how good a corrector is by checking its answers against the task's ground truth."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .base import Corrector, CorrectorWrapper, request_digest
 
 
 def is_true(correction: Correction, request: CorrectionRequest) -> bool | None:
-    """Does the hidden truth agree with an answer? `None` where the task's judge doesn't know. A failed correction says
-    nothing and is not true."""
+    """Whether an answer agrees with the hidden truth; `None` where the task's judge doesn't know. A failed correction
+    is not true."""
     task, info = request.task, request.info
     if correction.verdict == "right":
         response = replace(request.response, action=correction.action or request.response.action)
         true = is_true_thought(task.judge(request.response, info))
-        return true and _acts_right(response, request)
+        return true and _action_is_right(response, request)
     if correction.verdict == "unsolvable":
         return not task.solvable(info)
     if correction.verdict == "corrected" and correction.thought is not None:
@@ -29,12 +29,12 @@ def is_true(correction: Correction, request: CorrectionRequest) -> bool | None:
         action = correction.action
         corrected = task.format.parse(task.format.render(correction.thought, legal[0] if action is None else action))
         true = is_true_thought(judge_parts(corrected, action, info, request))
-        return true and (action is None or _acts_right(corrected, request))
+        return true and (action is None or _action_is_right(corrected, request))
     return False
 
 
-def _acts_right(response: Response, request: CorrectionRequest) -> bool:
-    """Is the action the one that the expert takes from this thought, and the one that the thought concludes? Not every
+def _action_is_right(response: Response, request: CorrectionRequest) -> bool:
+    """Whether the action is the one the expert takes given this thought and the one the thought concludes. Not every
     judge looks at the action."""
     task, info = request.task, request.info
     if contradicts(task, response.fields, response.action, info):
@@ -45,12 +45,12 @@ def _acts_right(response: Response, request: CorrectionRequest) -> bool:
 
 @dataclass(frozen=True)
 class Grade:
-    """One answer against the truth."""
+    """One answer, graded against the truth."""
 
     wrong: bool
-    """The agent's thought or action is wrong, so that it needs a correction."""
+    """The agent's thought or action is wrong and needs correction."""
     changed: bool
-    """The corrector gave another thought or action, or called the state unsolvable."""
+    """The corrector gave a different thought or action, or called the state unsolvable."""
     true: bool
     """What the corrector said is true."""
     failed: bool
@@ -62,10 +62,10 @@ def grade(correction: Correction, request: CorrectionRequest) -> Grade | None:
     thought_is_true = is_true_thought(request.task.judge(response, request.info))
     if thought_is_true is None or answer_is_true is None:
         return None
-    right = thought_is_true and _acts_right(response, request)
+    right = thought_is_true and _action_is_right(response, request)
     changed = correction.verdict in ("corrected", "unsolvable")
     if correction.verdict == "right" and correction.action is not None:
-        changed = correction.action != response.action  # the expert on Blackjack: right reading, another action
+        changed = correction.action != response.action  # e.g. the expert on Blackjack: right reading, different action
     return Grade(not right, changed, answer_is_true, correction.verdict == "failed")
 
 
@@ -75,15 +75,15 @@ class AuditReport:
 
     graded: int
     precision: float | None
-    """Of the thoughts that it changed, how many were wrong before and are true now."""
+    """Share of changed thoughts that were wrong and are now true."""
     recall: float | None
-    """Of the wrong thoughts, how many it made true. A failure is a miss."""
+    """Share of wrong thoughts that it made true. A failure counts as a miss."""
     false_alarms: float | None
-    """Of the right thoughts, how many it changed."""
+    """Share of right thoughts that it changed."""
     failed: float | None
-    """Of all requests, how many failed."""
+    """Share of requests that failed."""
     wrong_thoughts: float | None
-    """Of all requests, how many held a wrong thought."""
+    """Share of requests with a wrong thought."""
 
     def metrics(self) -> dict[str, float]:
         values = {
@@ -116,20 +116,20 @@ def _share(part: int, whole: int) -> Share | None:
 
 
 def audit(corrector: Corrector, requests: Sequence[CorrectionRequest]) -> AuditReport:
-    """Ask about all of these and grade the answers, where the task's judge knows what is true."""
+    """Correct all requests and grade the answers wherever the task's judge knows the truth."""
     answers = corrector.correct(requests)
     grades = (grade(*pair) for pair in zip(answers, requests, strict=True))
     return report(each for each in grades if each is not None)
 
 
 class AuditedCorrector(CorrectorWrapper):
-    """Grades a share of another corrector's answers while it works and logs `corrector/precision` and `recall`.
+    """Grades a share of another corrector's answers during the run and logs `corrector/precision` and `recall`.
 
-    The answers themselves pass through untouched. Which requests are graded depends on their content alone.
+    The answers themselves are passed through unchanged. Which requests are graded depends only on their content.
 
     Args:
-        share: Of the requests, between 0 and 1.
-        window: The measures are over the last so many graded answers, so that a change over the run shows.
+        share: Share of requests to grade, above 0 and at most 1.
+        window: Metrics cover this many of the latest graded answers, so that changes over the run show.
     """
 
     def __init__(self, corrector: Corrector, share: float = 0.1, window: int = 500):
@@ -143,8 +143,8 @@ class AuditedCorrector(CorrectorWrapper):
     def check(self, task: Task) -> None:
         if not task.defines("judge"):
             raise ValueError(
-                f"task {task.name!r} has no judge(), so its corrector can't be audited; give it one, or leave the "
-                "audit out (on the command line: --corrector_audit_share 0)"
+                f"task {task.name!r} has no judge(), so its corrector can't be audited; add one, or turn "
+                "the audit off (on the command line: --corrector_audit_share 0)"
             )
         super().check(task)
 

@@ -1,4 +1,4 @@
-"""Threads that never keep Python from ending: an event loop for async clients, and a pool for blocking calls."""
+"""Daemon threads that don't block interpreter exit: an event loop for async clients, and a pool for blocking calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class BackgroundLoop:
-    """Started by its first user, ended for good by `stop`. Thread-safe."""
+    """An event loop in a thread, started on first use and ended for good by `stop`. Thread-safe."""
 
     def __init__(self, name: str):
         self.name = name
@@ -24,8 +24,8 @@ class BackgroundLoop:
         self._stopped = False
 
     def submit(self, function: Callable[..., Coroutine[Any, Any, T]], *arguments: Any) -> Future[T]:
-        """Run a coroutine function in the loop; cancelling the future cancels it there, and so does a loop that has
-        ended."""
+        """Run a coroutine function in the loop. Cancelling the future cancels the coroutine; after `stop` the future
+        is already cancelled."""
         with self._lock:
             if self._stopped:
                 ended: Future[T] = Future()
@@ -33,13 +33,13 @@ class BackgroundLoop:
                 return ended
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                # A daemon: a script that forgets `stop` can still end.
+                # A daemon, so that a script that forgets `stop` can still exit.
                 self._thread = threading.Thread(target=self._loop.run_forever, name=self.name, daemon=True)
                 self._thread.start()
             return asyncio.run_coroutine_threadsafe(function(*arguments), self._loop)
 
     def stop(self, finally_run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Cancel what still runs, wait for it to end, run a last coroutine and end the thread."""
+        """Cancel whatever is running, wait for it, run a final coroutine and end the thread."""
         with self._lock:
             loop, thread = self._loop, self._thread
             self._loop, self._thread, self._stopped = None, None, True
@@ -52,9 +52,9 @@ class BackgroundLoop:
 
 
 class DaemonPool:
-    """Runs calls in at most `workers` threads, which end when there is nothing to do.
+    """Runs calls in at most `workers` threads, which end when idle.
 
-    Not `ThreadPoolExecutor`: Python waits for an executor's threads at its end, and a corrector may never answer.
+    Not `ThreadPoolExecutor`: Python joins an executor's threads at exit, and a corrector may never answer.
     """
 
     def __init__(self, workers: int, name: str):
@@ -87,11 +87,11 @@ class DaemonPool:
                 future.set_exception(error)
 
     def cancel(self) -> None:
-        """What hasn't begun never will."""
+        """Cancel every call that hasn't started."""
         with self._lock:
             for future, _ in self._waiting:
                 future.cancel()
-                future.set_running_or_notify_cancel()  # or who waits for it would go on waiting
+                future.set_running_or_notify_cancel()  # wakes up its waiters
             self._waiting.clear()
 
 

@@ -1,4 +1,4 @@
-"""The `Corrector` seam: who judges the agent's thoughts and writes better ones."""
+"""The `Corrector` interface: judging the agent's thoughts and writing better ones."""
 
 from __future__ import annotations
 
@@ -18,28 +18,27 @@ from ..types import Correction, CorrectionRequest, FailureKind, Usage
 
 
 class BudgetExhausted(RuntimeError):
-    """The corrector's budget is spent and its owner wants the run to stop; the trainer saves and ends cleanly."""
+    """The corrector's budget is spent and the run should stop; the trainer saves a checkpoint and ends cleanly."""
 
 
 class Corrector(Contract):
-    """Judges a batch of steps. A subclass defines `correct`; all else has a default that does nothing.
+    """Judges a batch of steps. A subclass defines `correct`; everything else defaults to doing nothing.
 
-    `correct` is called off the main thread and from several threads at once, one call per vector step; the limit on
-    requests in flight lives in here. What goes wrong with one request is that request's `failed` correction, never an
-    exception: only `BudgetExhausted` may be raised, and what ends the run because no request could ever succeed (a
-    rejected key).
+    `correct` is called off the main thread and from several threads at once, one call per vector step; the corrector
+    itself limits the requests in flight. If one request goes wrong, return a `failed` correction for it instead of
+    raising. The only exceptions to raise are `BudgetExhausted` and errors that should end the run because no request
+    could ever succeed (a rejected key).
 
-    A rollout waits for its corrections only so long. Then it cancels its requests (`request.cancellation`), and a
-    corrector that heeds that returns at once: what it has, and `failed("late")` for the rest. What comes later is
-    thrown away.
+    A rollout waits only so long for its corrections, then cancels its requests (`request.cancellation`). A corrector
+    that supports this returns at once, with what it has and `failed("late")` for the rest. Late answers are dropped.
     """
 
     _identity: str | None = None
 
     @property
     def identity(self) -> str:
-        """Names model and settings, never a key; cached answers belong to it. Assign your own: by default it is the
-        name of the class."""
+        """Names the model and its settings, never an API key. Cached answers are stored under it. Defaults to the
+        class name; assign your own."""
         return self._identity or type(self).__name__
 
     @identity.setter
@@ -53,41 +52,41 @@ class Corrector(Contract):
 
     @abstractmethod
     def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
-        """One answer per request, in order."""
+        """Return one answer per request, in order."""
 
     def check(self, task: Task) -> None:
-        """Raises a `ValueError` that says what is wrong, before training starts and anything is spent."""
+        """Raise a `ValueError` that says what is wrong. Called before training starts and anything is spent."""
 
     def metrics(self) -> dict[str, float]:
-        """Logged every update, by their full names (`corrector/...`)."""
+        """Metrics to log every update, by full name (`corrector/...`)."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain JSON values that a resumed run continues from."""
+        """State for a resumed run, as plain JSON values."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()` of an earlier run, which may have had another corrector."""
+        """Restore the `state_dict()` of an earlier run, which may have used a different corrector."""
 
     def close(self) -> None:
-        """Corrections under way come back as failed at once, and so does what is asked from now on …"""
+        """Fail pending corrections at once, and any new ones until `reopen`."""
 
     def reopen(self) -> None:
-        """… until this is called, as every rollout does when it starts."""
+        """Accept requests again after `close`. Every rollout calls this when it starts."""
 
 
 def failed(
     kind: FailureKind, detail: str = "", *, usage: Usage | None = None, latency: float = 0.0, source: str = ""
 ) -> Correction:
-    """A correction that failed, and why."""
-    reason = printable(detail) or None  # it is logged, and a server may have written it
+    """Build a failed correction."""
+    reason = printable(detail) or None  # it is logged, and may come from a server
     return Correction("failed", reason=reason, usage=usage or Usage(), latency=latency, source=source, failure=kind)
 
 
 def request_digest(request: CorrectionRequest) -> str:
-    """Content address of what a corrector may see: picture, words, thought, action, public state and rubric.
+    """Hash of everything a corrector may see: image, prompt, thought, action, public state and rubric.
 
-    Hidden truth (`request.info`) is not part of it.
+    The hidden truth (`request.info`) is not included.
     """
     image = np.ascontiguousarray(request.image)
     response = request.response
@@ -106,11 +105,11 @@ def request_digest(request: CorrectionRequest) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """JSON values with the same meaning: tuples, arrays and numpy numbers count as the lists and numbers they hold."""
+    """Convert to plain JSON values: tuples and arrays become lists, NumPy scalars become numbers."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _plain({entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)})
     if isinstance(value, Mapping):
-        # Pairs, not an object: the order of a rubric's questions is part of what the corrector reads.
+        # Pairs, not an object, because the order of a rubric's questions matters.
         return [[str(key), _plain(entry)] for key, entry in value.items()]
     if isinstance(value, np.ndarray | np.generic):
         return _plain(value.tolist())
@@ -119,13 +118,13 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ValueError(
-        f"the public state and rubric of a task hold plain values only (numbers, texts, lists, mappings), "
+        f"a task's public state and rubric must hold only plain values (numbers, strings, lists, mappings), "
         f"not {type(value).__name__}"
     )
 
 
 class CorrectorWrapper(Corrector):
-    """A corrector around another: passes everything on."""
+    """Wraps another corrector and forwards everything to it."""
 
     def __init__(self, corrector: Corrector):
         self.corrector = Corrector.ensure(corrector)
@@ -148,7 +147,7 @@ class CorrectorWrapper(Corrector):
         return self.corrector.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state:  # empty where the earlier run's corrector had none
+        if state:  # empty if the earlier run's corrector had none
             self.corrector.load_state_dict(state)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Answers kept on disk, so that the same step is never paid for twice and a run can be replayed.
+"""An on-disk cache of answers, so that no step is paid for twice and runs can be replayed.
 
-One file an answer, named by its content: `<directory>/<corrector>/<two digits>/<digest>.json`. A file is written aside
-and renamed, so that several processes can share a directory.
+One file per answer, named by a digest of the request: `<directory>/<corrector>/<two digits>/<digest>.json`. Writes are
+atomic, so several processes can share a directory.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .base import BudgetExhausted, Corrector, CorrectorWrapper, failed, request_
 
 logger = logging.getLogger(__name__)
 
-OF_THE_RUN: tuple[FailureKind, ...] = ("budget", "cancelled", "late", "unavailable", "connection", "server")
-"""Kinds of failures that say nothing of the step."""
+RUN_FAILURES: tuple[FailureKind, ...] = ("budget", "cancelled", "late", "unavailable", "connection", "server")
+"""Failures caused by the run rather than by the step."""
 MAX_ENTRY = 1 << 20
-"""Bytes of a recorded answer; one is a few hundred."""
+"""Maximum bytes in a recorded answer; a typical one has a few hundred."""
 
 
 class CacheMiss(LookupError):
-    """A replay asks for an answer that was never recorded."""
+    """A replay needs an answer that was never recorded."""
 
 
 class AnswerStore:
@@ -46,7 +46,7 @@ class AnswerStore:
         self._damaged: set[str] = set()
 
     def get(self, digest: str, request: CorrectionRequest) -> Correction | None:
-        """The answer to a request, checked like a new one; `None`, with one warning, where the file is damaged."""
+        """The answer to a request, validated like a new one; `None`, with one warning, if the file is damaged."""
         path = self._path(digest)
         try:
             with path.open("rb") as file:
@@ -58,26 +58,28 @@ class AnswerStore:
             return None
         except (OSError, ValueError, RecursionError) as error:
             if digest not in self._damaged:
-                logger.warning("%s is no recorded answer (%s); it is ignored", printable(path), one_line(error, 200))
+                logger.warning(
+                    "%s is not a valid recorded answer (%s); ignoring it", printable(path), one_line(error, 200)
+                )
             self._damaged.add(digest)
             return None
 
     def put(
         self, digest: str, correction: Correction, request: CorrectionRequest, *, replace_failed: bool = False
     ) -> Correction:
-        """Keep an answer. If another process was faster its answer stays, and is returned: one step, one answer."""
+        """Store an answer. If another process was faster, its answer is kept and returned."""
         self.folder.mkdir(parents=True, exist_ok=True)
         named = self.folder / "identity.txt"
         if not named.exists():
             _write(named, storable(self.identity) + "\n")
         path = self._path(digest)
         path.parent.mkdir(exist_ok=True)
-        text = _spelt(json.dumps(asdict(correction), ensure_ascii=False, indent=1, allow_nan=False))
-        recorded_answers.read(json.loads(text), request)  # what could never be read again isn't kept
-        there = path.exists()  # once: another process may write it meanwhile, and then its answer stays
+        text = _escape_surrogates(json.dumps(asdict(correction), ensure_ascii=False, indent=1, allow_nan=False))
+        recorded_answers.read(json.loads(text), request)  # don't store what can't be read back
+        there = path.exists()  # checked once: if another process writes it meanwhile, its answer is kept
         earlier = self.get(digest, request) if there else None
         if earlier is None or (replace_failed and earlier.verdict == "failed"):
-            # In place of a damaged file too; of a new name the first one to write it is the owner.
+            # Damaged files are replaced too; for a new file the first writer wins.
             if _write(path, text, overwrite=there):
                 return correction
             earlier = self.get(digest, request)
@@ -88,25 +90,25 @@ class AnswerStore:
 
 
 def recorded_identities(directory: str | os.PathLike[str]) -> list[str]:
-    """Whose answers are in a cache."""
+    """The correctors with answers in a cache."""
     named = Path(directory).glob("*/identity.txt")
     return sorted(path.read_text(encoding="utf-8", errors="replace").rstrip("\n") for path in named)
 
 
 class CachedCorrector(CorrectorWrapper):
-    """Asks another corrector only what nobody with the same cache has asked before.
+    """Asks another corrector only what isn't in the cache yet.
 
-    A rerun with the same seed makes no call and gets the same answers, failures included: a step whose answer timed
-    out or was unusable is kept as failed, and asked again only with `retry_failed=True`. What failed for reasons of
-    the run rather than of the step (budget, the end of the run or of a rollout, a server that was down) and what a
-    fallback answered is never kept.
+    A rerun with the same seed makes no calls and gets the same answers, failures included: a step whose answer timed
+    out or was unusable is stored as failed and asked again only with `retry_failed=True`. Failures caused by the run
+    rather than the step (budget, end of the run or of a rollout, server down) and answers from a fallback are never
+    stored.
     """
 
     def __init__(self, corrector: Corrector, directory: str | os.PathLike[str], *, retry_failed: bool = False):
         super().__init__(corrector)
         self.store = AnswerStore(directory, self.identity)
         self.retry_failed = retry_failed
-        # Only what is called off together is shared: a request must not fail with another rollout's.
+        # Share only between requests that are cancelled together: one must not fail with another rollout's.
         self._pending: dict[tuple[str, Cancellation], Future[Correction]] = {}
         self._lock = threading.Lock()
         self._hits = self._misses = 0
@@ -123,7 +125,7 @@ class CachedCorrector(CorrectorWrapper):
                     continue
                 key = digest, request.cancellation
                 if key not in self._pending:
-                    known[digest] = self._recorded(digest, request)  # another thread may just have finished with it
+                    known[digest] = self._recorded(digest, request)  # another thread may just have stored it
                     if known[digest] is not None:
                         continue
                     self._pending[key] = Future()
@@ -136,11 +138,11 @@ class CachedCorrector(CorrectorWrapper):
         except BudgetExhausted as spent:
             if len(mine) == len(known):
                 raise
-            paid = {digest: failed("budget", str(spent)) for digest in mine}  # what is known costs nothing
+            paid = {digest: failed("budget", str(spent)) for digest in mine}  # still return the cached answers
         answers = []
         for digest in digests:
             if digest in paid:
-                answers.append(paid.pop(digest))  # the first of several identical requests shows the price
+                answers.append(paid.pop(digest))  # the first of several identical requests carries the cost
             else:
                 answer = known[digest] or shared[digest].result()
                 answers.append(replace(answer, usage=Usage(), latency=0.0))
@@ -151,7 +153,7 @@ class CachedCorrector(CorrectorWrapper):
         return None if self.retry_failed and answer is not None and answer.verdict == "failed" else answer
 
     def _ask(self, requests: Mapping[str, CorrectionRequest]) -> dict[str, Correction]:
-        """Ask what is new, keep it, and tell the other threads that wait for it."""
+        """Ask about new requests, store the answers, and pass them to waiting threads."""
         if not requests:
             return {}
         answers: dict[str, Correction] = {}
@@ -159,24 +161,24 @@ class CachedCorrector(CorrectorWrapper):
             asked = self.corrector.correct(list(requests.values()))
             answers = dict(zip(requests, asked, strict=True))
             for digest, answer in answers.items():
-                if answer.failure not in OF_THE_RUN and not answer.fallback:
+                if answer.failure not in RUN_FAILURES and not answer.fallback:
                     answers[digest] = self._keep(digest, answer, requests[digest])
             return answers
         finally:
-            # Also when asking raised: nobody may wait for ever.
+            # Even after an exception, or waiters would hang.
             with self._lock:
                 futures = {digest: self._pending.pop((digest, r.cancellation)) for digest, r in requests.items()}
             for digest, future in futures.items():
-                future.set_result(answers.get(digest) or failed("cancelled", "the call that it was part of broke off"))
+                future.set_result(answers.get(digest) or failed("cancelled", "the call that included it was aborted"))
 
     def _keep(self, digest: str, answer: Correction, request: CorrectionRequest) -> Correction:
-        """What is kept of an answer; a full disk or an odd answer costs the cache an answer and not the run."""
+        """Store an answer. A full disk or an odd answer must not end the run, so it is only logged."""
         try:
             return self.store.put(digest, answer, request, replace_failed=self.retry_failed)
         except (OSError, ValueError, TypeError) as error:
             if not self._warned:
                 folder, why = printable(self.store.folder), one_line(error, 200)
-                logger.warning("an answer can't be kept in %s (%s); going on without", folder, why)
+                logger.warning("could not cache an answer in %s (%s); continuing without it", folder, why)
             self._warned = True
             return answer
 
@@ -187,11 +189,11 @@ class CachedCorrector(CorrectorWrapper):
 
 
 class RecordedCorrector(Corrector):
-    """Replays a cache. What isn't in it raises `CacheMiss`: a replay that quietly trained on less would be no replay.
+    """Replays a cache. Raises `CacheMiss` for anything not in it, rather than silently training on less.
 
     Args:
-        directory: Of a `CachedCorrector`.
-        identity: Whose answers; may be left out if only one corrector's are there.
+        directory: A `CachedCorrector`'s directory.
+        identity: The corrector whose answers to replay; optional if the cache holds only one.
     """
 
     def __init__(self, directory: str | os.PathLike[str], identity: str | None = None):
@@ -201,7 +203,7 @@ class RecordedCorrector(Corrector):
                 raise ValueError(f"choose identity= from the correctors recorded in {directory}: {recorded or 'none'}")
             identity = recorded[0]
         elif identity not in recorded:
-            raise ValueError(f"{identity!r} is not recorded in {directory}; there are: {recorded or 'none'}")
+            raise ValueError(f"{identity!r} is not recorded in {directory}; recorded correctors: {recorded or 'none'}")
         self.identity = identity
         self.store = AnswerStore(directory, identity)
 
@@ -221,9 +223,9 @@ class RecordedCorrector(Corrector):
         return f"RecordedCorrector({str(self.store.folder)!r})"
 
 
-def _spelt(text: str) -> str:
-    """JSON with half characters, which no file can hold, as escapes: they come back as they were."""
-    return LONE_SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
+def _escape_surrogates(text: str) -> str:
+    """Escape lone surrogates in JSON, since no file can hold them; they are restored on reading."""
+    return LONE_SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _put_if_absent(temporary: str, path: Path) -> None:
@@ -231,14 +233,14 @@ def _put_if_absent(temporary: str, path: Path) -> None:
         os.link(temporary, path)
     except FileExistsError:
         raise
-    except OSError:  # a file system without hard links; of two processes at the same moment the last one wins
+    except OSError:  # no hard links on this file system; if two processes race, the last one wins
         if path.exists():
             raise FileExistsError(path) from None
         os.replace(temporary, path)
 
 
 def _write(path: Path, text: str, *, overwrite: bool = False) -> bool:
-    """Whole or not at all, whoever else writes the same file. `False` if it is there already and stays."""
+    """Write atomically, even if others write the same file. `False` if it already exists and was kept."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

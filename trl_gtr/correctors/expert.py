@@ -1,4 +1,4 @@
-"""The task's own exact expert as a corrector: offline, free, deterministic."""
+"""The task's exact expert as a corrector: offline, free, deterministic."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .base import Corrector, CorrectorWrapper, failed, request_digest
 class ExpertCorrector(Corrector):
     """Asks `task.judge` whether the thought is true and `task.expert` for a better one.
 
-    A true thought that concludes another action than the expert's is wrong too. The agent's response goes to the
-    expert as a hint: what is true in it stays, only what is wrong is replaced. Where the judge says nothing, only the
+    A true thought that concludes a different action from the expert's is also wrong. The expert gets the agent's
+    response as a hint, so that only what is wrong in it is replaced. Where the judge gives no verdict, only the
     expert's own thought is right.
     """
 
@@ -27,7 +27,7 @@ class ExpertCorrector(Corrector):
         if not task.defines("expert"):
             raise ValueError(
                 f"task {task.name!r} has no expert(info, hint); "
-                "give it one, or choose another corrector, e.g. corrector=OpenAICorrector(...)"
+                "add one, or choose another corrector, e.g. corrector=OpenAICorrector(...)"
             )
 
     def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
@@ -47,37 +47,37 @@ class ExpertCorrector(Corrector):
         if expert is None:
             if right:
                 return Correction("right", action=response.action)
-            return Correction("unsolvable", reason="nothing can be won from this state")
+            return Correction("unsolvable", reason="this state can't be won")
         right = right and not contradicts(task, response.fields, expert.action, request.info)
         target = task.target(expert, request.info)
-        # The expert's action also beside a right thought: where a judge looks at the reading only, as in Blackjack,
-        # and the thought concludes nothing, the agent's own may not be the one that the state calls for.
+        # Give the expert's action even if the thought is right: where a judge checks only the reading, as in
+        # Blackjack, and the thought concludes nothing, the agent's action may still be wrong.
         if right:
             return Correction("right", action=expert.action, target=target)
         return Correction("corrected", thought=dict(expert.fields), action=expert.action, target=target)
 
 
 class UnreliableCorrector(CorrectorWrapper):
-    """Spoils another corrector's answers on purpose, to study what a bad one does and to test audits.
+    """Corrupts another corrector's answers on purpose, to study bad correctors and to test audits.
 
-    A share `silent` of the requests fails; of the others a share `wrong` gets the opposite verdict: a right thought is
-    "corrected" to a spoilt copy of itself, a wrong one is called right.
-    Which requests are hit depends on their content and `seed` alone, never on order or threads.
+    A share `silent` of the requests fails. Of the rest, a share `wrong` gets the opposite verdict: a right thought is
+    "corrected" to a corrupted copy of itself, a wrong one is called right.
+    Which requests are affected depends only on their content and `seed`, never on order or threads.
     """
 
     def __init__(self, corrector: Corrector, wrong: float = 0.0, silent: float = 0.0, seed: int = 0):
         for name, share in (("wrong", wrong), ("silent", silent)):
             if not 0 <= share <= 1:
-                raise ValueError(f"{name} is a share between 0 and 1, not {share}")
+                raise ValueError(f"{name} must be a share between 0 and 1, not {share}")
         super().__init__(corrector)
         self.wrong, self.silent, self.seed = wrong, silent, seed
         self.identity = f"unreliable(wrong={wrong}, silent={silent}, seed={seed}, {corrector.identity})"
 
     def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
         answers = self.corrector.correct(requests)
-        return [self._spoil(*pair) for pair in zip(requests, answers, strict=True)]
+        return [self._corrupt(*pair) for pair in zip(requests, answers, strict=True)]
 
-    def _spoil(self, request: CorrectionRequest, answer: Correction) -> Correction:
+    def _corrupt(self, request: CorrectionRequest, answer: Correction) -> Correction:
         digest = request_digest(request)
         if answer.verdict == "failed":
             return answer
@@ -90,17 +90,17 @@ class UnreliableCorrector(CorrectorWrapper):
     def _opposite(self, request: CorrectionRequest, answer: Correction) -> Correction:
         if answer.verdict != "right":
             return Correction("right", action=request.response.action, usage=answer.usage, latency=answer.latency)
-        fields = {key: _spoilt(value) for key, value in request.response.fields.items()}
+        fields = {key: _corrupted(value) for key, value in request.response.fields.items()}
         return Correction("corrected", thought=fields, usage=answer.usage, latency=answer.latency)
 
     def _draw(self, digest: str, purpose: str) -> float:
-        """Uniform in [0, 1), the same for the same content."""
+        """A uniform number in [0, 1), the same for the same content."""
         number = hashlib.sha256(f"{self.seed}/{purpose}/{digest}".encode()).digest()[:8]
         return int.from_bytes(number, "big") / 2**64
 
 
-def _spoilt(value: Any) -> Any:
-    """Something of the same type that is certainly not true of the state."""
+def _corrupted(value: Any) -> Any:
+    """A value of the same type that is certainly false for this state."""
     if isinstance(value, list):
         return value[1:]
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""A vision-language model that is loaded here as the corrector."""
+"""A vision-language model loaded in this process as the corrector."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ logger = logging.getLogger(__name__)
 class LocalCorrector(Corrector):
     """Any Hugging Face vision-language model, asked in batches with the same questions and checks as over HTTP.
 
-    One batch runs at a time, beside the policy; a GPU of its own is best. Above temperature 0 answers are drawn with
-    random numbers of their own, which depend on what is asked alone: the policy's are left as they are.
+    One batch runs at a time, alongside the policy; a dedicated GPU is best. Above temperature 0, answers are sampled
+    with a separate RNG seeded by the question, so the policy's random numbers are unaffected.
 
     Args:
-        model: Name or folder, or a loaded model (then give its `processor`). To use the policy's own frozen start,
-            name the checkpoint that training starts from.
-        batch_size: Steps that are judged in one `generate`.
-        max_completion_length: Tokens of one answer.
-        max_tool_rounds: Replies that may call the task's tools, which are described in words, before an answer is due.
-        device: Where to put a model that is loaded here; the first GPU if there is one.
-        model_kwargs: For `from_pretrained`, e.g. `{"dtype": "bfloat16"}`.
+        model: Name or folder, or a loaded model (then give its `processor`). To use the policy as it
+            was before training, name the checkpoint that training starts from.
+        batch_size: Steps judged per `generate` call.
+        max_completion_length: Maximum tokens per answer.
+        max_tool_rounds: Replies that may call the task's tools (described in the prompt) before an answer is due.
+        device: Device for a model loaded by name; the first GPU if there is one.
+        model_kwargs: Passed to `from_pretrained`, e.g. `{"dtype": "bfloat16"}`.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class LocalCorrector(Corrector):
         device: str | None = None,
         model_kwargs: Mapping[str, Any] | None = None,
     ):
-        # torch and transformers are imported here: the other correctors need neither.
+        # Imported here because the other correctors need neither torch nor transformers.
         import torch
 
         from ..engines.transformers import TransformersEngine
@@ -97,39 +97,39 @@ class LocalCorrector(Corrector):
         return corrections
 
     def _correct_batch(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
-        """All conversations of a batch go on together until each has ended."""
+        """Advance all conversations of a batch together until each has ended."""
         began: float | None = None
-        talks = [
+        conversations = [
             Conversation(request, {"type": "image"}, tools_in_words=True, max_tool_rounds=self.max_tool_rounds)
             for request in requests
         ]
         done: dict[int, Correction] = {}
         usages = [Usage() for _ in requests]
-        while len(done) < len(talks):
-            open_ones = [i for i in range(len(talks)) if i not in done]
+        while len(done) < len(conversations):
+            pending = [i for i in range(len(conversations)) if i not in done]
             if self._closed:
-                done |= {i: failed("cancelled", "the run ended") for i in open_ones}
+                done |= {i: failed("cancelled", "the run ended") for i in pending}
                 break
-            if any(requests[i].cancellation.cancelled for i in open_ones):  # they are of one rollout
-                done |= {i: failed("late", "given up unanswered") for i in open_ones}
+            if any(requests[i].cancellation.cancelled for i in pending):  # all belong to one rollout
+                done |= {i: failed("late", "given up unanswered") for i in pending}
                 break
-            prompts = [flatten(talks[i].messages) for i in open_ones]
-            images = [requests[i].image for i in open_ones]
+            prompts = [flatten(conversations[i].messages) for i in pending]
+            images = [requests[i].image for i in pending]
             began = began or time.perf_counter()
             try:
                 generations = self._generate(prompts, images)
-            except Exception as error:  # mostly too little memory: these labels are lost, the run is not
+            except Exception as error:  # usually out of memory; lose these labels, not the run
                 self._report(error)
-                done |= {i: failed("unusable", f"{type(error).__name__} in generate") for i in open_ones}
+                done |= {i: failed("unusable", f"{type(error).__name__} in generate") for i in pending}
                 break
-            for i, generation in zip(open_ones, generations, strict=True):
+            for i, generation in zip(pending, generations, strict=True):
                 usages[i] = usages[i] + Usage(calls=1, completion_tokens=len(generation.ids))
                 problem = "it was cut off at the length limit" if generation.hit_length_limit else None
-                answer = talks[i].hear(Reply(generation.text, problem=problem))
+                answer = conversations[i].hear(Reply(generation.text, problem=problem))
                 if answer is not None:
                     done[i] = answer
         latency = 0.0 if began is None else time.perf_counter() - began
-        answers = [done[i] for i in range(len(talks))]
+        answers = [done[i] for i in range(len(conversations))]
         self._count(answers, usages)
         return [
             replace(answer, usage=usage, latency=latency, source=self.identity)
@@ -142,13 +142,15 @@ class LocalCorrector(Corrector):
         seed = hashlib.sha256("\0".join(prompts).encode("utf-8", "replace"))
         for image in images:
             seed.update(np.ascontiguousarray(image).tobytes())
-        with _own_dice(self.model, int.from_bytes(seed.digest()[:8], "big"), self.temperature):
+        with _gumbel_sampling(self.model, int.from_bytes(seed.digest()[:8], "big"), self.temperature):
             return self._engine.generate(prompts, images, greedy=True)
 
     def _report(self, error: Exception) -> None:
         if not self._reported:
             advice = "; lower batch_size or max_completion_length" if "memory" in str(error).lower() else ""
-            logger.error("the corrector's model failed%s; further failures are only counted", advice, exc_info=error)
+            logger.error(
+                "the corrector's model failed%s; further failures will only be counted", advice, exc_info=error
+            )
         self._reported = True
 
     def _count(self, answers: Sequence[Correction], usages: Sequence[Usage]) -> None:
@@ -157,7 +159,7 @@ class LocalCorrector(Corrector):
         self._counts.update(f"failed_{answer.failure}" for answer in answers if answer.failure is not None)
 
     def metrics(self) -> dict[str, float]:
-        """Totals of this process since the run began, resumed parts included."""
+        """Totals for this process since the run began, including before a resume."""
         return {f"corrector/{name}": float(count) for name, count in self._counts.copy().items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -167,10 +169,10 @@ class LocalCorrector(Corrector):
         try:
             self._counts = Counter({name: int(count) for name, count in state["counts"].items()})
         except (LookupError, TypeError, ValueError, AttributeError):
-            logger.warning("the checkpoint is of a run with another corrector; counts start from 0")
+            logger.warning("the checkpoint comes from a run with a different corrector; counts start from 0")
 
     def close(self) -> None:
-        """The batch under way is finished; all else comes back as failed, cancelled, until `reopen`."""
+        """Finish the current batch; everything else fails as cancelled until `reopen`."""
         self._closed = True
 
     def reopen(self) -> None:
@@ -178,9 +180,9 @@ class LocalCorrector(Corrector):
 
 
 @contextmanager
-def _own_dice(model: Any, seed: int, temperature: float) -> Iterator[None]:
-    """Makes greedy decoding a sample: the largest of logits + temperature × Gumbel noise is one of softmax(logits /
-    temperature). The noise is drawn with a generator of its own; the global one is the policy's, in another thread."""
+def _gumbel_sampling(model: Any, seed: int, temperature: float) -> Iterator[None]:
+    """Turn greedy decoding into sampling with the Gumbel-max trick: the argmax of logits + temperature × Gumbel noise
+    samples from softmax(logits / temperature). Uses its own RNG; the policy uses the global one in another thread."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -200,7 +202,7 @@ def _own_dice(model: Any, seed: int, temperature: float) -> Iterator[None]:
 
 
 def flatten(messages: Sequence[Mapping[str, Any]]) -> str:
-    """A conversation as one text: few chat templates of vision-language models know systems and several turns."""
+    """Join a conversation into one text, since few VLM chat templates support system messages and several turns."""
     lines = []
     for message in messages:
         content = message["content"]

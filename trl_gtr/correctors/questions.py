@@ -1,7 +1,7 @@
-"""What a language model is asked about one step, and the shape of the answer it must give.
+"""The question a language model is asked about one step, and the schema of its answer.
 
-The words come from the task's `Rubric`; the frame around them is the same for all tasks. Only what the agent itself
-was shown goes in: picture, prompt and response. `request.info` is never read here.
+The questions come from the task's `Rubric`; the frame around them is the same for all tasks. It includes only what
+the agent saw and wrote: image, prompt and response. `request.info` is never read here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..responses.safe_text import storable
 from ..types import CorrectionRequest
 
 VERSION = 1
-"""Raise it with every change of words: answers in a cache belong to the question they answered."""
+"""Bump it whenever the wording changes: cached answers belong to the question they answered."""
 
 EVALUATION, CORRECTION, RIGHT_ACTION = "evaluation", "correction", "right_action"
 YES, NO = "YES", "NO"
@@ -28,7 +28,7 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
 
 
 def instructions(task: Any, *, tools_in_words: bool) -> str:
-    """The rubric and the answer's keys in words."""
+    """The rubric and a description of the answer's keys."""
     rubric = task.rubric
     lines = [rubric.role.strip()]
     if rubric.advice:
@@ -72,8 +72,8 @@ def _tools_in_words(task: Any) -> list[str]:
 
 
 def question(request: CorrectionRequest) -> str:
-    """The step itself, beside its picture."""
-    return storable(  # no request and no tokenizer takes half characters
+    """The text that accompanies the step's image."""
+    return storable(  # neither requests nor tokenizers accept lone surrogates
         "The agent was shown this picture and told:\n"
         f"<told>\n{request.prompt}\n</told>\n"
         "It responded:\n"
@@ -83,7 +83,7 @@ def question(request: CorrectionRequest) -> str:
 
 
 def answer_schema(task: Any) -> dict[str, Any]:
-    """The answer's shape as a JSON schema, within the subset that strict servers accept."""
+    """JSON schema of the answer, within the subset that strict servers accept."""
     rubric = task.rubric
     verdict = {"type": "string", "enum": [YES, NO]}
     optional_text = {"anyOf": [{"type": "string"}, {"type": "null"}]}

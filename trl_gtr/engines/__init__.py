@@ -1,1 +1,1 @@
-"""Who generates: the seam `Engine`, and the engine that samples with transformers."""
+"""Generation: the `Engine` interface and an engine that samples with transformers."""

@@ -1,4 +1,4 @@
-"""The `Engine` seam: who turns prompts and images into responses, and how it learns of new weights."""
+"""The `Engine` interface: generating responses from prompts and images, and receiving new weights."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..types import Generation
 class Engine(ABC):
     """Generates responses, in training and in evaluation.
 
-    What an engine needs to know about the model (token ids of a prompt, ids that must not be sampled, temperature,
-    length limit) it gets from a [`VLMPolicy`], which also scores what the engine has sampled.
+    A [`VLMPolicy`] tells the engine what it needs to know about the model (a prompt's token ids, ids that must not be
+    sampled, temperature, length limit) and scores what the engine has sampled.
     """
 
     @abstractmethod
     def generate(self, prompts: Sequence[str], images: Sequence[np.ndarray], greedy: bool = False) -> list[Generation]:
-        """One response per prompt and image, in their order.
+        """Generate one response per prompt and image, in order.
 
         Args:
             images: uint8, (height, width, 3).
@@ -30,7 +30,7 @@ class Engine(ABC):
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """Prepare for a series of `generate` calls, a rollout or an evaluation, and clean up afterwards.
+        """Prepare for a series of `generate` calls (a rollout or an evaluation) and clean up afterwards.
 
         All processes of a run enter and leave it together.
         """
@@ -39,11 +39,11 @@ class Engine(ABC):
     def sync(self, policy: nn.Module) -> None:  # noqa: B027
         """Use these weights from now on. Called by all processes when training begins and after each update.
 
-        An engine that generates with the trained model itself has nothing to do.
+        An engine that generates with the trained model itself needs to do nothing.
 
         Args:
             policy: The trained vision-language model, possibly with an adapter. Under ZeRO-3 its weights are sharded.
         """
 
     def close(self) -> None:  # noqa: B027
-        """Free what the engine holds: processes, memory, connections."""
+        """Release the engine's resources: processes, memory, connections."""

@@ -1,4 +1,4 @@
-"""Generation with transformers, by the trained model itself."""
+"""Generation with transformers, using the trained model itself."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .base import Engine
 
 
 class SampledDistribution(LogitsProcessor):
-    """The same suppression and repetition penalty in `generate` as in `token_logprobs`.
+    """Applies the same token suppression and repetition penalty in `generate` as in `token_logprobs`.
 
-    Transformers' own penalty would also count the padding of a batch as seen: wrong where padding and EOS are one id.
+    Transformers' own penalty also counts padding as seen, which is wrong where padding and EOS share an id.
     """
 
     def __init__(self, suppressed: torch.Tensor, repetition_penalty: float, prompt_mask: torch.Tensor):
@@ -34,7 +34,7 @@ class SampledDistribution(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         if torch.isnan(scores).any():
-            raise FloatingPointError("the logits of generation are not finite")
+            raise FloatingPointError("generation produced NaN logits")
         if self.repetition_penalty != 1.0:
             prompt_length = self.padding.shape[1]
             last = input_ids[:, prompt_length - 1 : prompt_length]
@@ -47,13 +47,12 @@ class SampledDistribution(LogitsProcessor):
 
 
 class TransformersEngine(Engine):
-    """Samples with `model.generate`. Weights need no `sync`: they are those of the model that is trained.
+    """Samples with `model.generate`. No `sync` is needed, since it uses the weights of the model being trained.
 
     Args:
-        policy: Encodes prompts, and knows the distribution to sample from.
-        model: The network that acts: a vision-language model, or a [`PolicyWithValue`] around one, as `accelerator`
-            has prepared it.
-        accelerator: Decides the mixed precision, and unwraps what it has prepared; `None` for a plain model.
+        policy: Encodes prompts and defines the distribution to sample from.
+        model: A vision-language model, or a [`PolicyWithValue`] around one, as prepared by `accelerator`.
+        accelerator: Sets the mixed precision and unwraps the prepared model; `None` for a plain model.
         gather_weights: Under ZeRO-3, gather the weights for as long as the engine is `ready`.
     """
 
@@ -74,7 +73,7 @@ class TransformersEngine(Engine):
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[str], images: Sequence[np.ndarray], greedy: bool = False) -> list[Generation]:
-        """One response per prompt and image, in one batch; sampled with torch's global generator unless `greedy`."""
+        """Generate one response per prompt and image in one batch, using torch's global RNG unless `greedy`."""
         policy, model = self.policy, unwrap_adapter(self.model)
         inputs = {key: tensor.to(model.device) for key, tensor in policy.encoder.encode(prompts, images).items()}
         prompt_length = inputs["input_ids"].shape[1]
@@ -87,7 +86,7 @@ class TransformersEngine(Engine):
                 **inputs,
                 generation_config=self._generation_config(greedy),
                 logits_processor=LogitsProcessorList([processor]),
-                synced_gpus=False,  # each process plays its own episodes; ZeRO-3's weights are gathered before
+                synced_gpus=False,  # each process plays its own episodes; ZeRO-3 weights are already gathered
             )
         return [policy.read_generation(row) for row in sequences[:, prompt_length:].cpu().numpy()]
 
@@ -105,7 +104,7 @@ class TransformersEngine(Engine):
 
 @contextmanager
 def _evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """No dropout inside; afterwards each submodule is in the mode it was in before."""
+    """Disable dropout; each submodule's mode is restored on exit."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -117,8 +116,8 @@ def _evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _bare_generation_config(model: Any) -> Iterator[None]:
-    """`generate` fills what a config leaves open from the checkpoint's own: a hidden top_k or penalty there would make
-    the sampled distribution another one than the scored one."""
+    """Hide the checkpoint's generation config: `generate` takes unset fields from it, and a top_k or penalty in there
+    would make the sampled distribution differ from the scored one."""
     own = model.generation_config
     model.generation_config = GenerationConfig()
     try:

@@ -1,1 +1,1 @@
-"""The model: loading it, encoding its prompts, where thought and action lie, scoring its responses."""
+"""The model: loading, prompt encoding, thought and action spans, response scoring."""

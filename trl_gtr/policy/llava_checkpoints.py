@@ -1,8 +1,8 @@
-"""Checkpoints in the format of the original LLaVA code → transformers' LLaVA and LLaVA-NeXT.
+"""Converts checkpoints of the original LLaVA code to transformers' LLaVA and LLaVA-NeXT.
 
-The original saves a `LlavaMistralForCausalLM` or `LlavaLlamaForCausalLM`: the names of its weights, its config and the
-image token (which it keeps out of the vocabulary) differ, the numbers don't. `examples/convert_llava.py` is the
-command for it.
+The original saves a `LlavaMistralForCausalLM` or `LlavaLlamaForCausalLM` with the same weights but different weight
+names, a different config, and an image token outside the vocabulary. `examples/convert_llava.py` is the command-line
+script.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from transformers.models.llava.image_processing_pil_llava import LlavaImageProce
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 
 ARCHITECTURES = {"LlavaMistralForCausalLM": MistralConfig, "LlavaLlamaForCausalLM": LlamaConfig}
-# Originals name their vision tower and don't hold its config.
+# Original checkpoints name their vision tower but don't include its config.
 _CLIP_LARGE = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
 VISION_TOWERS = {
     "openai/clip-vit-large-patch14-336": {**_CLIP_LARGE, "image_size": 336, "patch_size": 14, "projection_dim": 768},
     "openai/clip-vit-large-patch14": {**_CLIP_LARGE, "image_size": 224, "patch_size": 14, "projection_dim": 768},
 }
-# In this order: the first one that begins a name decides.
+# Order matters: the first matching prefix is used.
 PREFIXES = {
     "model.vision_tower.vision_tower.vision_model.": "model.vision_tower.",
     "model.vision_tower.vision_tower.": "model.vision_tower.",
@@ -60,7 +60,7 @@ _VICUNA_SYSTEM = (
     "A chat between a curious human and an artificial intelligence assistant. "
     "The assistant gives helpful, detailed, and polite answers to the human's questions."
 )
-# Name → the template of LLaVA's conversation of that name, for one user's turn or several.
+# LLaVA's conversation formats by name, as chat templates for one or more turns.
 CHAT_TEMPLATES = {
     "mistral": "{{ bos_token }}{%- for message in messages %}{% if message['role'] == 'assistant' %}{{ ' ' }}"
     + _PARTS
@@ -77,12 +77,12 @@ CHAT_TEMPLATES = {
 
 
 def is_original(config: Mapping[str, Any]) -> bool:
-    """Is this the config of a checkpoint that the original LLaVA code has written?"""
+    """Whether this config was written by the original LLaVA code."""
     return bool(set(config.get("architectures") or ()) & set(ARCHITECTURES)) or "mm_vision_tower" in config
 
 
 def refuse_original(folder: str | os.PathLike[str]) -> None:
-    """Raise a `ValueError` that names the remedy if `folder` holds an original LLaVA checkpoint."""
+    """Raise a `ValueError` with a fix if `folder` holds an original LLaVA checkpoint."""
     file = Path(folder) / "config.json"
     if file.is_file() and is_original(json.loads(file.read_text(encoding="utf-8"))):
         raise ValueError(
@@ -92,27 +92,29 @@ def refuse_original(folder: str | os.PathLike[str]) -> None:
 
 
 def convert_name(name: str) -> str:
-    """A weight's name in transformers."""
+    """Convert a weight's name to transformers' name."""
     for old, new in PREFIXES.items():
         if name.startswith(old):
             return new + name[len(old) :]
-    raise ValueError(f"{name} is no weight of a LLaVA model; is this a whole checkpoint, not an adapter?")
+    raise ValueError(f"{name} is not a weight of a LLaVA model; is this a full checkpoint, not an adapter?")
 
 
 def convert_state_dict(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """All weights under transformers' names. Tables that are computed, not learned, are left out."""
+    """Rename all weights to transformers' names. Buffers that are computed, not learned, are left out."""
     computed = ("rotary_emb.inv_freq", "position_ids")
     return {convert_name(name): weight for name, weight in weights.items() if not name.endswith(computed)}
 
 
 def convert_config(config: Mapping[str, Any], vision: CLIPVisionConfig, *, tiled: bool) -> LlavaConfig:
-    """The config of `LlavaForConditionalGeneration`, or if `tiled` of `LlavaNextForConditionalGeneration`."""
+    """Build the config for `LlavaForConditionalGeneration`, or `LlavaNextForConditionalGeneration` if `tiled`."""
     architecture = (config.get("architectures") or ["?"])[0]
     if architecture not in ARCHITECTURES:
-        raise ValueError(f"Can't convert a {architecture}; known are {', '.join(ARCHITECTURES)}.")
+        raise ValueError(f"Can't convert a {architecture}; supported: {', '.join(ARCHITECTURES)}.")
     projector = config.get("mm_projector_type", "linear")
     if projector != "mlp2x_gelu":
-        raise ValueError(f"Can't convert a projector of type {projector!r}: transformers' LLaVA has 'mlp2x_gelu'.")
+        raise ValueError(
+            f"Can't convert a projector of type {projector!r}: transformers' LLaVA supports only 'mlp2x_gelu'."
+        )
     own = ("mm_", "image_", "tune_mm", "freeze_mm", "unfreeze_mm", "use_mm", "tokenizer_", "vision_tower")
     left_out = {"architectures", "model_type", "transformers_version", "_name_or_path"}
     text = {key: value for key, value in config.items() if not key.startswith(own) and key not in left_out}
@@ -135,19 +137,19 @@ def convert_checkpoint(
     chat_format: str | None = None,
     dtype: torch.dtype = torch.bfloat16,
 ) -> tuple[Any, Any]:
-    """A transformers model and processor from a folder of the original.
+    """Build a transformers model and processor from an original checkpoint.
 
     Args:
         source: The folder: `config.json`, tokenizer, and weights as `.safetensors` or `.bin`.
-        vision_tower: Where the vision tower is, if its weights are not in the checkpoint (LLaVA-1.5) or the config
-            names one that is not known here.
-        chat_format: `"mistral"` or `"vicuna"`, the conversation that it was trained with; by default that of its
+        vision_tower: Name or folder of the vision tower, if its weights are not in the checkpoint (LLaVA-1.5) or the
+            config names an unknown one.
+        chat_format: `"mistral"` or `"vicuna"`, the conversation format it was trained with; by default that of its
             language model's family.
-        dtype: Of the converted weights.
+        dtype: Dtype of the converted weights.
     """
     config = json.loads((Path(source) / "config.json").read_text(encoding="utf-8"))
     if not is_original(config):
-        raise ValueError(f"{source} is no checkpoint of the original LLaVA code; load it as it is.")
+        raise ValueError(f"{source} is not a checkpoint of the original LLaVA code; load it directly.")
     weights = convert_state_dict({name: tensor.to(dtype) for name, tensor in _read_weights(Path(source))})
     tower = vision_tower or config["mm_vision_tower"]
     if not any(name.startswith("model.vision_tower.") for name in weights):
@@ -162,7 +164,7 @@ def convert_checkpoint(
     if new_config.tie_word_embeddings:
         weights.setdefault("lm_head.weight", weights["model.language_model.embed_tokens.weight"])
     model.load_state_dict(weights, strict=True, assign=True)
-    # tables that are computed, not loaded, are still empty on "meta": loading anew makes them
+    # computed buffers are still empty on "meta"; reloading the saved model fills them
     model.generation_config.eos_token_id = processor.tokenizer.eos_token_id
     model.generation_config.pad_token_id = processor.tokenizer.pad_token_id
     return model, processor
@@ -214,7 +216,7 @@ def _processor(source: Any, config: Mapping[str, Any], new_config: Any, chat_for
 
 
 def _make_room_for_image_token(config: Any, weights: dict[str, torch.Tensor], tokenizer: Any) -> None:
-    """The original has no row for `<image>`. New rows are the mean of the others; what they hold is never used."""
+    """Add embedding rows for `<image>`, which the original lacks. They are the mean of the others and never used."""
     size = max(-(-len(tokenizer) // 64) * 64, config.text_config.vocab_size)
     for name in ("model.language_model.embed_tokens.weight", "lm_head.weight"):
         if name in weights and (missing := size - len(weights[name])) > 0:

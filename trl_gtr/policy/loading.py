@@ -1,5 +1,5 @@
-"""Hugging Face vision-language models: loading, what they need to be an agent, and which of their ids and layers
-matter here."""
+"""Loading Hugging Face vision-language models, checking that they can act as an agent, and finding the token ids and
+layers that matter here."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .. import tiny_llava
 from .llava_checkpoints import refuse_original
 
 _NEEDED = (
-    "GTR needs a vision-language model, one that `AutoModelForImageTextToText` loads (LLaVA, LLaVA-NeXT, Qwen-VL, "
+    "GTR needs a vision-language model that `AutoModelForImageTextToText` can load (LLaVA, LLaVA-NeXT, Qwen-VL, "
     "Idefics3, SmolVLM, …)."
 )
 _ADAPTER = "adapter_config.json"
 SAVED_BASE = "base_model-"
-"""How the folder begins that holds the model under an adapter where no other name leads to it (`adapters.py`)."""
+"""Folder name prefix for a base model saved with its run (see `adapters.py`)."""
 
 
 def load_policy(
@@ -35,11 +35,11 @@ def load_policy(
     trust_remote_code: bool = False,
     **model_kwargs: Any,
 ) -> tuple[Any, Any]:
-    """A model and its processor, checked. `model_kwargs` (`dtype`, `quantization_config`, …) go to the model.
+    """Load and check a model and its processor. `model_kwargs` (`dtype`, `quantization_config`, …) go to the model.
 
-    In float32 unless told otherwise, as TRL does: many checkpoints are stored in float16, in which training overflows.
-    The names `"tiny"` (card games) and `"tiny-alfworld"` stand for the models that ship with this package
-    (`trl_gtr.tiny_llava`). Of an adapter's folder it is the adapted model: base and adapter merged into one.
+    Defaults to float32, like TRL: many checkpoints are stored in float16, in which training overflows. The names
+    `"tiny"` (card games) and `"tiny-alfworld"` refer to the models that ship with this package
+    (`trl_gtr.tiny_llava`). For an adapter's folder, loads the base model with the adapter merged in.
     """
     if model_name_or_path in tiny_llava.VARIANTS:
         model_name_or_path = tiny_llava.path(str(model_name_or_path))
@@ -55,22 +55,22 @@ def load_policy(
 
 
 def load_processor(model_name_or_path: str | os.PathLike[str], **source: Any) -> Any:
-    """A model's processor. `source` is its `revision` and `trust_remote_code`."""
+    """Load a model's processor. `source` is its `revision` and `trust_remote_code`."""
     try:
         return AutoProcessor.from_pretrained(model_name_or_path, **source)
-    except (ImportError, ValueError) as error:  # transformers raises the one or the other
+    except (ImportError, ValueError) as error:  # transformers raises either
         if "torchvision" not in str(error).lower():
             raise
         raise ImportError(
-            f"The processor of {model_name_or_path} needs torchvision. Install the build that belongs to your torch: "
-            "`pip install torchvision`, or beside a CPU build of torch "
+            f"The processor of {model_name_or_path} needs torchvision. Install the build that matches your torch: "
+            "`pip install torchvision`, or for a CPU build of torch "
             "`pip install torchvision --index-url https://download.pytorch.org/whl/cpu`. "
             "LLaVA, LLaVA-NeXT and Idefics3 work without it."
         ) from error
 
 
 def base_model_name(model_name_or_path: str | os.PathLike[str], revision: str = "main") -> tuple[str, str]:
-    """Name and revision of the model itself: of an adapter's folder those of the model under the adapter."""
+    """Name and revision of the model; for an adapter's folder, those of its base model."""
     folder = Path(model_name_or_path)
     if not (folder / _ADAPTER).is_file():
         return os.fspath(model_name_or_path), revision
@@ -81,12 +81,12 @@ def base_model_name(model_name_or_path: str | os.PathLike[str], revision: str = 
 
 
 def load_or_take(model: Any, processor: Any, model_kwargs: Any) -> tuple[Any, Any]:
-    """A model given by name or as itself, and its processor, checked.
+    """Load a model given by name, or take it as it is; check it and its processor.
 
     Args:
         model: The model, or the name or folder to load it from.
         processor: Its processor; `None` loads the model's own.
-        model_kwargs: Go to a model that is loaded here.
+        model_kwargs: Used if the model is loaded by name.
     """
     if isinstance(model, str | os.PathLike):
         model, loaded = load_policy(model, **(model_kwargs or {}))
@@ -100,7 +100,7 @@ def load_or_take(model: Any, processor: Any, model_kwargs: Any) -> tuple[Any, An
 
 
 def _merged(folder: str | os.PathLike[str], **options: Any) -> tuple[Any, Any]:
-    """The model that an adapter was trained on, with the adapter in its weights, and that model's processor."""
+    """The adapter's base model with the adapter merged in, and the base model's processor."""
     from peft import PeftConfig, PeftModel
 
     merging = (
@@ -109,7 +109,7 @@ def _merged(folder: str | os.PathLike[str], **options: Any) -> tuple[Any, Any]:
         "`processor.save_pretrained(new_folder)`. Load that folder."
     )
     if is_deepspeed_zero3_enabled():
-        raise ValueError(f"The adapter in {folder} can't be merged under ZeRO-3, which divides the weights. {merging}")
+        raise ValueError(f"The adapter in {folder} can't be merged under ZeRO-3, which shards the weights. {merging}")
     quantized = f"The adapter in {folder} can't be merged into quantized weights, which would round it. {merging}"
     if options.get("quantization_config") is not None:
         raise ValueError(quantized)
@@ -121,70 +121,69 @@ def _merged(folder: str | os.PathLike[str], **options: Any) -> tuple[Any, Any]:
 
 
 def _base_of(folder: Path, config: Any) -> str:
-    """Name or folder of the model under an adapter. One that was saved with its run may have moved with it."""
+    """Name or folder of an adapter's base model. One saved with its run may have been moved with it."""
     name = config.base_model_name_or_path
     if not name:
-        raise ValueError(f"{folder} holds an adapter that doesn't say of which model: set it in {_ADAPTER}.")
+        raise ValueError(f"The adapter in {folder} doesn't name its base model: set it in {_ADAPTER}.")
     if not Path(name).name.startswith(SAVED_BASE):
         return name
     places = (Path(name), folder.absolute() / Path(name).name, folder.absolute().parent / Path(name).name)
     found = next((str(place) for place in places if place.is_dir()), None)
     if found is None:
         raise ValueError(
-            f"The adapter in {folder} was trained on {Path(name).name}, which is neither at {Path(name).parent} nor "
-            "beside it: move it there."
+            f"The adapter in {folder} was trained on {Path(name).name}, which is neither in {Path(name).parent} nor "
+            "next to the adapter: move it there."
         )
     return found
 
 
 def is_quantized(model: Any) -> bool:
-    """Whether the weights are in a quantized form."""
+    """Whether the weights are quantized."""
     return getattr(model.config, "quantization_config", None) is not None
 
 
 def check_source(model_name_or_path: str | os.PathLike[str], **source: Any) -> None:
-    """Raise a `ValueError` that names the remedy unless there is a vision-language model of that name; reads its
-    config only."""
+    """Raise a `ValueError` with a fix unless this names a vision-language model; reads only its config."""
     name, folder = os.fspath(model_name_or_path), Path(model_name_or_path)
     refuse_original(folder)
     if folder.is_dir():
         if (folder / _ADAPTER).is_file():
-            return  # of an adapter, whose own config names the model
+            return  # an adapter; its own config names the model
         if not (folder / "config.json").is_file():
             newest = get_last_checkpoint(folder)
             remedy = (
-                f"Its newest checkpoint is {newest}." if newest else "Name the folder that `save_pretrained` wrote."
+                f"Its newest checkpoint is {newest}." if newest else "Give the folder that `save_pretrained` wrote."
             )
-            raise ValueError(f"{name} is not a model's folder, for it has no config.json. {remedy}")
+            raise ValueError(f"{name} is not a model's folder: it has no config.json. {remedy}")
     elif folder.exists() or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ValueError(f"There is no folder {name}. Name a model's folder, a model on the Hub, or `tiny`.")
+        raise ValueError(f"There is no folder {name}. Give a model's folder, a model on the Hub, or `tiny`.")
     try:
         config = AutoConfig.from_pretrained(name, **source)
     except OSError as error:
         raise ValueError(
-            f"There is no folder {name}, and no model of that name came from the Hub. Check the spelling and the "
-            "connection, log in with `hf auth login` if it is gated, or take `tiny`, the embedded model."
+            f"There is no folder {name}, and no model of that name was found on the Hub. Check the spelling and the "
+            "connection, log in with `hf auth login` if it is gated, or use `tiny`, the embedded model."
         ) from error
     own_code = "AutoModelForImageTextToText" in (getattr(config, "auto_map", None) or {})
     if type(config) not in AutoModelForImageTextToText._model_mapping and not own_code:
-        raise ValueError(f"{name} ({config.model_type}) can't see: {_NEEDED}")
+        raise ValueError(f"{name} ({config.model_type}) is not a vision-language model: {_NEEDED}")
 
 
 def check_processor(model: Any, processor: Any) -> None:
-    """Raise a `ValueError` that names the remedy if this pair can't look at an image and answer."""
+    """Raise a `ValueError` with a fix if this pair can't look at an image and answer."""
     model = unwrap_adapter(model)
     name = type(model).__name__
     if getattr(processor, "image_processor", None) is None or getattr(processor, "tokenizer", None) is None:
         raise ValueError(
-            f"{type(processor).__name__} does not process images and text. Pass the model's whole processor, "
+            f"{type(processor).__name__} does not process images and text. Pass the model's full processor, "
             "`AutoProcessor.from_pretrained(...)`, not its tokenizer or image processor alone."
         )
     token_id = image_token_id(model)
     if token_id is None:
-        raise ValueError(f"{name} can't see, for its config has no image token: {_NEEDED}")
+        raise ValueError(f"{name} can't take images, since its config has no image token: {_NEEDED}")
     if token_id >= (size := model.config.get_text_config().vocab_size):
         raise ValueError(
-            f"The image token's id {token_id} lies outside of {name}'s vocabulary of {size}. Call "
+            f"The image token's id {token_id} is outside {name}'s vocabulary of {size}. Call "
             "`model.resize_token_embeddings(len(processor.tokenizer))` and save the model."
         )
     if getattr(processor, "patch_size", 0) is None:
@@ -199,28 +198,28 @@ def check_processor(model: Any, processor: Any) -> None:
 def _check_chat_template(processor: Any, token_id: int) -> None:
     if not getattr(processor, "chat_template", None):
         raise ValueError(
-            f"{type(processor).__name__} has no chat template, so nobody knows how this model wants to be asked. Take "
-            "an instruction-tuned checkpoint, or set `processor.chat_template` to the template it was trained with."
+            f"{type(processor).__name__} has no chat template, so it is unclear how to prompt this model. Use an "
+            "instruction-tuned checkpoint, or set `processor.chat_template` to the template it was trained with."
         )
     remedy = (
         "Set `processor.chat_template` to a template that writes the image token for content parts of type 'image'."
     )
     text = chat(processor, "?")
     if text == chat(processor, "?", with_image=False):
-        raise ValueError(f"The chat template leaves the image out. {remedy}")
+        raise ValueError(f"The chat template leaves out the image. {remedy}")
     image = Image.new("RGB", (64, 64))
     try:
         ids = processor(text=[text], images=[[image]], return_tensors="pt")["input_ids"]
     except ValueError as error:
         raise ValueError(
-            f"The processor does not accept what its chat template makes of an image. {remedy}"
+            f"The processor rejects the output of its own chat template for an image. {remedy}"
         ) from error
     if not (ids == token_id).any():
-        raise ValueError(f"No image token (id {token_id} in the model's config) is in a templated prompt. {remedy}")
+        raise ValueError(f"A templated prompt has no image token (id {token_id} in the model's config). {remedy}")
 
 
 def chat(processor: Any, prompt: str, with_image: bool = True) -> str:
-    """The text of a conversation that shows one image, says `prompt` and now waits for the assistant."""
+    """Text of a conversation with one image and `prompt`, ready for the assistant's turn."""
     content = [{"type": "text", "text": prompt}]
     if with_image:
         content.insert(0, {"type": "image"})
@@ -228,7 +227,7 @@ def chat(processor: Any, prompt: str, with_image: bool = True) -> str:
 
 
 def unwrap_adapter(model: Any) -> Any:
-    """The Hugging Face model inside a peft model (adapters stay in place and active); any other model as it is."""
+    """The Hugging Face model inside a peft model, with adapters in place and active; any other model unchanged."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
@@ -239,7 +238,7 @@ def lora_target_modules(model: nn.Module) -> list[str]:
     """
     base = unwrap_adapter(model)
     head = base.get_output_embeddings()
-    # MultiheadAttention uses its output layer's weight without calling the layer: an adapter there would do nothing
+    # MultiheadAttention uses its output layer's weight without calling the layer, so an adapter there has no effect
     unseen = {id(m.out_proj) for m in base.modules() if isinstance(m, nn.MultiheadAttention)}
     return [
         name
@@ -249,11 +248,11 @@ def lora_target_modules(model: nn.Module) -> list[str]:
 
 
 def positions_follow_mask(model: Any) -> bool:
-    """Whether a token's position is its number among the tokens of its row, so that the attention mask tells it.
+    """Whether a token's position is its index among its row's unpadded tokens, so the attention mask determines it.
 
-    Not so for M-RoPE (Qwen-VL, GLM-V, …), where image tokens lie on a grid: such a family overrides the method by
-    which `generate` numbers tokens, or its config splits the rotation into sections. Positions that aren't rotary may
-    begin at another number than 0. All those are left to the model.
+    Not for M-RoPE (Qwen-VL, GLM-V, …), where image tokens lie on a grid: such a family overrides the method that
+    numbers tokens in `generate`, or its config splits the rotation into sections. Non-rotary positions may start at a
+    number other than 0. In all these cases the model computes the positions.
     """
     base = unwrap_adapter(model)
     own_numbers = type(base)._prepare_position_ids_for_generation
@@ -267,14 +266,14 @@ def positions_follow_mask(model: Any) -> bool:
 
 
 def image_token_id(model: Any) -> int | None:
-    """The placeholder of an image in the prompt; `None` for a model that takes none."""
+    """Id of the image placeholder in the prompt; `None` for a model that takes no images."""
     config = unwrap_adapter(model).config
     found = getattr(config, "image_token_id", None)
     return found if found is not None else getattr(config, "image_token_index", None)
 
 
 def eos_token_ids(model: Any, tokenizer: Any) -> list[int]:
-    """What ends a response: the tokenizer's EOS, and all that the checkpoint's generation_config names."""
+    """Ids that end a response: the tokenizer's EOS and those in the checkpoint's generation_config."""
     config = getattr(unwrap_adapter(model), "generation_config", None)
     named = getattr(config, "eos_token_id", None)
     named = [] if named is None else [named] if isinstance(named, int) else list(named)
@@ -288,14 +287,14 @@ def eos_token_ids(model: Any, tokenizer: Any) -> list[int]:
 
 
 def pad_token_id(model: Any, tokenizer: Any, eos_ids: Sequence[int]) -> int:
-    """The tokenizer's padding, else the generation_config's, else EOS (attention masks tell them apart)."""
+    """The tokenizer's pad token, else the generation_config's, else EOS (attention masks tell them apart)."""
     config = getattr(unwrap_adapter(model), "generation_config", None)
     candidates = (tokenizer.pad_token_id, getattr(config, "pad_token_id", None), eos_ids[0])
     return next(candidate for candidate in candidates if candidate is not None)
 
 
 def special_texts(processor: Any) -> list[str]:
-    """What spells a special token or an image's placeholder, the longest first."""
+    """Texts of special tokens and image placeholders, longest first."""
     tokenizer = processor.tokenizer
     texts = {*tokenizer.all_special_tokens, *(str(t) for t in tokenizer.added_tokens_decoder.values() if t.special)}
     for name in ("image_token", "video_token"):
@@ -308,7 +307,7 @@ def suppressed_tokens(model: Any, processor: Any, eos_ids: Sequence[int]) -> tor
     """`(V,)`, bool: ids that must never be sampled.
 
     Special tokens other than EOS, image and video placeholders (a sampled `<image>` would break the next forward
-    pass), and ids for which the tokenizer has no token (vocabularies are padded to round sizes).
+    pass), and ids without a token (vocabularies are padded to round sizes).
     """
     config = unwrap_adapter(model).config
     tokenizer = processor.tokenizer

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-# A float32 copy of the logits of this many numbers at a time (256 MB): a 150,000-token vocabulary times 256 tokens
-# times 8 samples would otherwise take 1.2 GB for every intermediate result.
+# Size of the float32 copy of the logits processed at a time (256 MB). Otherwise a 150,000-token vocabulary times 256
+# tokens times 8 samples would take 1.2 GB for every intermediate result.
 CHUNK_ELEMENTS = 64 * 2**20
 
 
@@ -30,13 +30,13 @@ def token_logprobs(
     """Log-probs of `ids` under the distribution they were sampled from.
 
     Args:
-        logits (`(B, T, V)`): the model's own, in any precision; `logits[:, t]` predicts `ids[:, t]`.
-        ids (`(B, T)`): the sampled tokens. What stands in padding does not matter but for its own log-prob.
+        logits (`(B, T, V)`): raw logits in any precision; `logits[:, t]` predicts `ids[:, t]`.
+        ids (`(B, T)`): the sampled tokens. Padding affects only its own log-probs.
         temperature: as in sampling.
         suppressed (`(V,)`, bool): tokens that could not be sampled.
-        repetition_penalty: as in sampling; it then needs `prompt_ids` and `prompt_mask`.
-        prompt_ids, prompt_mask (`(B, P)`): the prompt, image tokens included, and 1 where it is no padding.
-        with_entropy: also give the entropy of each token's distribution (no gradient).
+        repetition_penalty: as in sampling; if not 1, `prompt_ids` and `prompt_mask` are required.
+        prompt_ids, prompt_mask (`(B, P)`): the prompt, including image tokens, and 1 where it is not padding.
+        with_entropy: also return the entropy of each token's distribution (no gradient).
 
     Returns:
         Log-probs and, if asked for, entropies; both `(B, T)`, float32.
@@ -45,7 +45,7 @@ def token_logprobs(
     if repetition_penalty == 1.0:
         first_seen = None
     elif prompt_ids is None or prompt_mask is None:
-        raise ValueError("A repetition penalty looks at the prompt too: pass prompt_ids and prompt_mask.")
+        raise ValueError("A repetition penalty also applies to the prompt: pass prompt_ids and prompt_mask.")
     else:
         first_seen = _first_seen(prompt_ids, prompt_mask, ids, vocabulary)
 
@@ -55,7 +55,7 @@ def token_logprobs(
     rows = max(1, CHUNK_ELEMENTS // max(1, length * vocabulary))
     if rows >= batch:
         return score_rows(logits, ids, first_seen)
-    # Several chunks: do not keep the float32 copies for the backward pass, they are cheap to compute again.
+    # Don't keep the float32 copies for the backward pass; they are cheap to recompute.
     chunks = [
         checkpoint(
             score_rows,
@@ -96,8 +96,8 @@ def _score_rows(
 def _first_seen(
     prompt_ids: torch.Tensor, prompt_mask: torch.Tensor, ids: torch.Tensor, vocabulary: int
 ) -> torch.Tensor:
-    """`(B, V)`: the first step at which a token counts as a repetition: 0 if it is in the prompt, `t + 1` if it was
-    sampled at step `t`, `T + 1` (never) otherwise."""
+    """`(B, V)`: the first step at which a token counts as a repetition: 0 if it is in the prompt, `t + 1` if sampled
+    at step `t`, `T + 1` (never) otherwise."""
     batch, length = ids.shape
     steps = torch.cat(
         [
@@ -106,7 +106,7 @@ def _first_seen(
         ],
         dim=1,
     )
-    # an embedding can be larger than the output vocabulary; such tokens fall into one extra column
+    # input embeddings can exceed the output vocabulary; such tokens go into one extra column
     tokens = torch.cat([prompt_ids, ids], dim=1).clamp(max=vocabulary)
     first = torch.full((batch, vocabulary + 1), length + 1, device=ids.device)
     return first.scatter_reduce(1, tokens, steps, "amin")[:, :vocabulary]
@@ -125,8 +125,8 @@ def weighted_logprob(
     Args:
         logprobs (`(B, T)`): per token.
         mask (`(B, T)`): 1 where a token was sampled, 0 in padding.
-        action_start (`(B,)`): first token of the action. Where it lies behind the last token the response has no
-            action key: every token then weighs λ, or 1 if λ is 0, lest nothing be left to learn from.
+        action_start (`(B,)`): first token of the action. If it is past the last token, the response has no action
+            key: every token then has weight λ, or 1 if λ is 0, so that there is something to learn from.
         thought_prob_coef: λ.
 
     Returns:

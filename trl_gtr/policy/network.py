@@ -1,7 +1,7 @@
-"""The network: a vision-language model and, if it is to learn values, a value head on the same trunk.
+"""The network: a vision-language model with an optional value head on the same trunk.
 
-One forward pass gives the logits of the response and the value of the state. The network can be wrapped (DDP,
-DeepSpeed) and unwrapped; what it is asked and how its answers are read is `scoring`'s business.
+One forward pass gives the response's logits and the state's value. The network can be wrapped (DDP, DeepSpeed) and
+unwrapped; `scoring` handles prompts and responses.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .loading import unwrap_adapter
 class ValueHead(nn.Module):
     """An MLP from the trunk's last hidden state to the value of the state: `(B, hidden) → (B,)`.
 
-    It stays in float32 beside a bf16 trunk. The last layer starts at zero: before anything is learned every value is
-    0, and the first value loss does not shake the trunk.
+    It stays in float32 even if the trunk is bf16. The last layer starts at zero, so initial values are 0 and the first
+    value loss doesn't disturb the trunk.
     """
 
     def __init__(self, hidden_size: int, sizes: Sequence[int] = (1024, 512)):
@@ -41,7 +41,7 @@ class ValueHead(nn.Module):
 
 
 class PolicyWithValue(nn.Module):
-    """A VLM and a value head on the same trunk; with `value_head=None` the VLM alone, and no values."""
+    """A VLM and a value head on the same trunk; with `value_head=None`, the VLM alone."""
 
     def __init__(self, policy: nn.Module, value_head: nn.Module | None, detach_value: bool = False):
         super().__init__()
@@ -68,13 +68,13 @@ def policy_and_value_forward(
 
     Args:
         value_head: `None` if no values are wanted.
-        inputs: the model's arguments; every row's response (padding included) fills the last `response_length` places.
-        response_length: 0 to get nothing but values.
+        inputs: the model's arguments; every row's response, with padding, fills the last `response_length` positions.
+        response_length: 0 to get only values.
         detach_value: keep the value loss from reaching the trunk.
 
     Returns:
-        Logits `(B, response_length, V)`, each predicting the response token of its place, and values `(B,)` of the
-        state that the last prompt token has seen, or `None`.
+        Logits `(B, response_length, V)`, each predicting the response token at its position, and values `(B,)` of
+        the state as of the last prompt token, or `None`.
     """
     kept = response_length + 1  # from the last prompt token on
     base = unwrap_adapter(policy)
@@ -94,8 +94,8 @@ def _forward_with_states(policy: Any, base: Any, arguments: dict[str, Any]) -> t
     if head is None:
         output = policy(**arguments, output_hidden_states=True)
         return output, output.hidden_states[-1]
-    # What enters the LM head is the trunk's last-layer state. A hook takes it from the model's own forward pass: no
-    # second pass, no hidden states of the other layers kept, and whatever the family does to its logits is done.
+    # The LM head's input is the trunk's last-layer state. A hook captures it in the normal forward pass, without a
+    # second pass or the other layers' hidden states, and any model-specific logit processing still applies.
     states: list[torch.Tensor] = []
     hook = head.register_forward_pre_hook(lambda _, args: states.append(args[0]))
     try:

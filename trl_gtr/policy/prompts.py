@@ -1,4 +1,4 @@
-"""Prompts and images → the model's inputs: chat template, processor, padding, and a bounded cache."""
+"""Encodes prompts and images as model inputs: chat template, processor, padding, and a bounded cache."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from .special_text import SpecialText
 logger = logging.getLogger(__name__)
 
 Features = dict[str, torch.Tensor]
-"""A part of the processor's output for one prompt and image, without padding."""
-PictureKey = tuple[tuple[int, ...], int]
+"""Part of the processor's output for one prompt and image, without padding."""
+ImageKey = tuple[tuple[int, ...], int]
 """An image's shape and hash."""
 TextKey = tuple[str, tuple[int, ...]]
-"""A prompt and its image's shape, which decides how many image tokens stand in it."""
+"""A prompt and its image's shape, which determines the number of image tokens."""
 
 
 class PromptEncoder:
-    """(prompt, image) → what the model takes, each image and each text processed once as long as the cache holds it.
+    """Turns prompts and images into model inputs, processing each image and text only once while it is cached.
 
-    The cache keeps an image's features once, whatever is asked about it, and a prompt's tokens once for each size of
-    image. Two rules put them together again just as the processor itself would have, for every family: fill each
-    dimension but the first with zeros up to the largest (LLaVA-NeXT's tiles, Idefics3's sub-images), then concatenate
-    along the first (which also is how Qwen-VL packs patches). Tokens are padded on the left.
+    The cache holds an image's features once, whatever the prompt, and a prompt's tokens once per image size. Two rules
+    combine them just as the processor would, for every model family: zero-pad each dimension but the first to the
+    largest (LLaVA-NeXT's tiles, Idefics3's sub-images), then concatenate along the first (also how Qwen-VL packs
+    patches). Tokens are padded on the left.
 
     Args:
-        processor: the model's.
-        pad_token_id: what fills `input_ids`.
-        cache_bytes: memory for images and texts; the least recently used go first.
+        processor: the model's processor.
+        pad_token_id: padding for `input_ids`.
+        cache_bytes: memory for images and texts; the least recently used are evicted first.
     """
 
     def __init__(self, processor: Any, pad_token_id: int, cache_bytes: int):
@@ -45,7 +45,7 @@ class PromptEncoder:
         self._processing = SeparableProcessing(processor)
         self.pad_token_id = pad_token_id
         self.cache_bytes = cache_bytes
-        self._cache: OrderedDict[PictureKey | TextKey, Features] = OrderedDict()
+        self._cache: OrderedDict[ImageKey | TextKey, Features] = OrderedDict()
         self._cached_bytes = 0
         self._special_text = SpecialText(processor)
         self._warned = False
@@ -53,23 +53,23 @@ class PromptEncoder:
     def encode(
         self, prompts: Sequence[str], images: Sequence[np.ndarray], at_least: int = 0
     ) -> dict[str, torch.Tensor]:
-        """A left-padded batch of `at_least` so many tokens, on the CPU. Images are uint8, `(height, width, 3)`."""
-        texts, pictures = self._features(prompts, images)
+        """Encode a left-padded CPU batch of `at_least` that many tokens. Images are uint8, `(height, width, 3)`."""
+        texts, image_features = self._features(prompts, images)
         batch = {
             key: pad_and_cat(
                 [text[key] for text in texts], self.pad_token_id if key == "input_ids" else 0, True, at_least
             )
             for key in texts[0]
         }
-        return batch | {key: pad_and_cat([picture[key] for picture in pictures]) for key in pictures[0]}
+        return batch | {key: pad_and_cat([picture[key] for picture in image_features]) for key in image_features[0]}
 
     def lengths(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> list[int]:
-        """How many tokens each prompt has, those of its image included."""
+        """Number of tokens in each prompt, including its image tokens."""
         return [text["input_ids"].shape[1] for text in self._features(prompts, images)[0]]
 
     def _features(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> tuple[list[Features], list[Features]]:
-        """Tokens and image features of each pair, out of the cache or processed now."""
-        pairs = [((prompt, image.shape), _picture(image)) for prompt, image in zip(prompts, images, strict=True)]
+        """Tokens and image features of each pair, from the cache or newly processed."""
+        pairs = [((prompt, image.shape), _image_key(image)) for prompt, image in zip(prompts, images, strict=True)]
         found = {key: self._cache[key] for pair in pairs for key in pair if key in self._cache}
         new: dict[tuple[int, ...], list[int]] = {}
         seen = set(found)
@@ -90,12 +90,12 @@ class PromptEncoder:
         return [found[text] for text, _ in pairs], [found[picture] for _, picture in pairs]
 
     def _process(self, prompts: list[str], images: list[np.ndarray]) -> list[tuple[Features, Features]]:
-        """Images of one size take the same number of tiles or patches each: one call, cut into equal parts."""
+        """Process images of one size in one call: each has the same number of tiles or patches, so split evenly."""
         batch = self._processing(self._texts(prompts), images)
         tokens = batch["attention_mask"].bool()
         processed: list[tuple[Features, Features]] = [({}, {}) for _ in prompts]
         for key, tensor in batch.items():
-            # clones: a view would keep the whole batch in memory after its neighbours have left the cache
+            # clone, or a view would keep the whole batch in memory after its neighbours are evicted
             for (text, picture), part, kept in zip(processed, tensor.chunk(len(prompts)), tokens, strict=True):
                 if tensor.shape == tokens.shape:
                     text[key] = part[:, kept]
@@ -111,18 +111,18 @@ class PromptEncoder:
         return [chat(self.processor, self._plain(prompt)) for prompt in prompts]
 
     def _plain(self, prompt: str) -> str:
-        """The prompt without what would become a special token."""
+        """The prompt with special tokens broken up."""
         plain = self._special_text.broken_up(prompt)
         if plain != prompt and not self._warned:
             self._warned = True
             logger.warning(
-                "A prompt spells a special token of the model. It is shown to it broken up (`<image>` as `< image>`), "
-                "here and in later prompts. The chat template adds the image and all else that the model needs: leave "
+                "A prompt contains the text of a special token. It is broken up (`<image>` becomes `< image>`), here "
+                "and in later prompts. The chat template adds the image and everything else the model needs: leave "
                 "special tokens out of `task.prompt`."
             )
         return plain
 
-    def _remember(self, key: PictureKey | TextKey, features: Features) -> None:
+    def _remember(self, key: ImageKey | TextKey, features: Features) -> None:
         if key not in self._cache:
             self._cached_bytes += _size(features)
         self._cache[key] = features
@@ -132,56 +132,55 @@ class PromptEncoder:
 
 
 class SeparableProcessing:
-    """A processor that can leave the image out of it, where only the text is new.
+    """A processor that can skip the image where only the text is new.
 
-    A text's image tokens depend on its image's size alone. What the image processor says about one image of each size
-    is kept, without the pixels, and said again when a text about another such image comes. So the family's own code
-    places the tokens, whatever its rules are. A processor without a `BaseImageProcessor`, or one that doesn't ask it,
-    processes the image again.
+    A text's image tokens depend only on the image's size. The image processor's output for one image of each size is
+    kept, without the pixels, and replayed for other images of that size, so the model family's own code places the
+    tokens. A processor without a `BaseImageProcessor`, or one that doesn't call it, processes the image again.
     """
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
         self._image_processor: Any = getattr(processor, "image_processor", None)
         if isinstance(self._image_processor, BaseImageProcessor):
-            # Copies: the processor itself stays as it is, for everybody else who uses it.
+            # Copies, so that the processor itself is unchanged for other users.
             self._processor = copy.copy(processor)
             self._processor.image_processor = copy.copy(self._image_processor)
-            self._processor.image_processor.preprocess = self._answer
-        self._known: dict[tuple[int, ...], dict[str, Any]] = {}
+            self._processor.image_processor.preprocess = self._preprocess
+        self._image_outputs: dict[tuple[int, ...], dict[str, Any]] = {}
         self._replayed: dict[str, Any] | None = None
-        self._heard: dict[str, Any] | None = None
+        self._image_output: dict[str, Any] | None = None
 
     def __call__(self, texts: list[str], images: list[np.ndarray], text_only: bool = False) -> Any:
-        """The processor's output for images of one size; with `text_only` (one text), all but the pixels is right."""
+        """Process images of one size; with `text_only` (one text), all of the output but the pixels is valid."""
         size = images[0].shape
-        self._replayed, self._heard = self._known.get(size) if text_only else None, None
+        self._replayed, self._image_output = self._image_outputs.get(size) if text_only else None, None
         batch = self._processor(text=texts, images=[[image] for image in images], padding=True, return_tensors="pt")
-        heard: dict[str, Any] = self._heard or {}
+        output: dict[str, Any] = self._image_output or {}
         count = len(images)
-        if heard and all(isinstance(value, Sized) and len(value) % count == 0 for value in heard.values()):
-            self._known[size] = {key: _first_without_pixels(value, count) for key, value in heard.items()}
+        if output and all(isinstance(value, Sized) and len(value) % count == 0 for value in output.values()):
+            self._image_outputs[size] = {key: _first_without_pixels(value, count) for key, value in output.items()}
         return batch
 
-    def _answer(self, *args: Any, **kwargs: Any) -> Any:
+    def _preprocess(self, *args: Any, **kwargs: Any) -> Any:
         if self._replayed is not None:
             return BatchFeature(dict(self._replayed))
         output = self._image_processor.preprocess(*args, **kwargs)
-        self._heard = dict(output)  # some processors take out what the model has no use for
+        self._image_output = dict(output)  # copied, because some processors remove what the model doesn't need
         return output
 
 
 def _first_without_pixels(value: Any, images: int) -> Any:
-    """The first image's part of what an image processor says about several of one size; its pixels are one zero."""
+    """The first image's part of an image processor's output, its pixels replaced by an expanded zero."""
     first = value[: len(value) // images]
     if isinstance(first, torch.Tensor) and first.is_floating_point():
         return first.new_zeros(()).expand(first.shape)
     return copy.deepcopy(first)  # a view would keep the whole batch in memory
 
 
-def _picture(image: np.ndarray) -> PictureKey:
-    # Python's own 64-bit hash of bytes: twenty times faster than a cryptographic one, and among a million images the
-    # chance that any two are taken for one is 1 in 30 million
+def _image_key(image: np.ndarray) -> ImageKey:
+    # Python's 64-bit hash of bytes is twenty times faster than a cryptographic one; the chance of any collision among
+    # a million images is 1 in 30 million
     return image.shape, hash(image.tobytes())
 
 
@@ -192,9 +191,9 @@ def _size(features: Features) -> int:
 def pad_and_cat(
     tensors: Sequence[torch.Tensor], value: float = 0, left: bool = False, at_least: int = 0
 ) -> torch.Tensor:
-    """Fill every dimension but the first up to the largest, then concatenate along the first.
+    """Pad every dimension but the first to the largest, then concatenate along the first.
 
-    The last dimension gets `at_least` so many places.
+    The last dimension is padded to `at_least` that size.
     """
     largest = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)]
     largest[-1:] = [max(size, at_least) for size in largest[-1:]]

@@ -1,6 +1,6 @@
-"""What a network says about responses: the one record of scored steps.
+"""The record of scored responses.
 
-A scored batch is one, and so is a whole rollout: batches are concatenated and put back into the rollout's order.
+Used for a batch as well as for a whole rollout, whose batches are concatenated and put back in order.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ class Scores:
     logprob: Tensor
     """`(B,)`: action tokens + λ · thought tokens."""
     thought_logprob: Tensor
-    """`(B,)`: plain sum over the thought's tokens."""
+    """`(B,)`: unweighted sum over thought tokens."""
     action_logprob: Tensor
-    """`(B,)`: plain sum over the action's tokens."""
+    """`(B,)`: unweighted sum over action tokens."""
     token_logprobs: Tensor
     """`(B, T)`; 0 in padding."""
     mask: Tensor
     """`(B, T)`, bool: where there is a token."""
     action_start: Tensor
-    """`(B,)`, int64: the first token of the action; the response's length where it has none."""
+    """`(B,)`, int64: the first token of the action; the response's length if it has none."""
     value: Tensor | None = None
     """`(B,)`: the state's value; `None` without a value head."""
     entropy: Tensor | None = None
-    """`(B,)`: mean over the response's tokens, without gradient; only if asked for."""
+    """`(B,)`: mean over the response's tokens, without gradient; only if requested."""
 
     def __len__(self) -> int:
         return len(self.logprob)
 
     def rows(self, chosen: Sequence[int] | np.ndarray) -> Scores:
-        """The `chosen` responses in that order, without the padding that none of them needs."""
+        """The `chosen` responses in that order, without unneeded padding."""
         indices = torch.as_tensor(np.asarray(chosen, np.int64), device=self.mask.device)
         mask = self.mask[indices]
         longest = int(mask.any(0).sum())
@@ -55,7 +55,7 @@ class Scores:
 
     @classmethod
     def concatenate(cls, batches: Sequence[Scores]) -> Scores:
-        """All batches in a row, padded to the longest response of all."""
+        """Concatenate batches, padded to the longest response."""
         longest = max(batch.mask.shape[1] for batch in batches)
 
         def padded(tokens: Tensor) -> Tensor:

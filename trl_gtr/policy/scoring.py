@@ -1,7 +1,7 @@
-"""The words around the network: what a model is asked and how its answers are scored.
+"""The text side of the policy: how a model is prompted and how its responses are scored.
 
-[`VLMPolicy`] knows processor, chat template, padding and which ids may be sampled. It is apart from the network, so
-that the network can be wrapped (DDP, DeepSpeed) and unwrapped while the words stay.
+[`VLMPolicy`] knows the processor, chat template, padding and which ids may be sampled. It is separate from the
+network, so that the network can be wrapped (DDP, DeepSpeed) and unwrapped independently.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .spans import SpanFinder
 
 
 class BatchShape(NamedTuple):
-    """What a batch is filled up to."""
+    """The shape a batch is padded to."""
 
     rows: int
     prompt_tokens: int
@@ -32,18 +32,18 @@ class BatchShape(NamedTuple):
 
 
 class VLMPolicy:
-    """How a model is asked and how its answers are scored.
+    """Prompts a model and scores its responses.
 
     It holds no network: each method takes the one to use, a [`PolicyWithValue`], wrapped or not. An `Engine`
     generates.
 
     Args:
-        model: where the ids of EOS and padding, the vocabulary's size and the image tokens are read from.
+        model: source of the EOS and padding ids, the vocabulary size and the image tokens.
         processor: the model's processor.
-        temperature: of sampling; scoring applies it too.
-        repetition_penalty: likewise.
-        max_completion_length: most new tokens of a response.
-        feature_cache_bytes: memory for processed prompts and images. What does not fit is processed again.
+        temperature: for sampling and scoring.
+        repetition_penalty: for sampling and scoring.
+        max_completion_length: maximum new tokens per response.
+        feature_cache_bytes: memory for processed prompts and images. What doesn't fit is processed again.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class VLMPolicy:
         self.encoder = PromptEncoder(processor, self.pad_token_id, feature_cache_bytes)
 
     def encode_response(self, text: str) -> np.ndarray:
-        """Ids of a response that someone else wrote, EOS included.
+        """Encode a response that the model didn't generate, with EOS appended.
 
-        Text is encoded as text: where it spells a special token ("<image>", "</s>"), that token is not meant.
+        Everything is encoded as plain text, even if it spells a special token ("<image>", "</s>").
         """
         ids = self.processor.tokenizer.encode(text, add_special_tokens=False)
         if not self.is_text(ids):
@@ -81,20 +81,20 @@ class VLMPolicy:
         return np.array([*ids, self.eos_token_ids[0]], dtype=np.int64)
 
     def is_text(self, ids: Sequence[int] | np.ndarray) -> bool:
-        """Whether no id is a special token (EOS, `<image>`, an unknown character), nor unknown to the model."""
+        """Whether all ids are known to the model and none is special (EOS, `<image>`, an unknown character)."""
         kept = np.asarray(ids, dtype=np.int64)
         return bool((kept < len(self._is_text)).all() and self._is_text[kept].all())
 
     @cached_property
     def _text_tokenizer(self) -> Any:
-        """The tokenizer with eyes for nothing but text. A copy: the prompts need their special tokens, and a fast
-        tokenizer holds the setting for all threads."""
+        """A tokenizer that encodes special tokens as plain text. A copy, since prompts need their special tokens and a
+        fast tokenizer's setting applies to all threads."""
         tokenizer = copy.deepcopy(self.processor.tokenizer)
         tokenizer.split_special_tokens = True
         return tokenizer
 
     def read_generation(self, ids: np.ndarray, logprobs: np.ndarray | None = None) -> Generation:
-        """Sampled ids up to their first EOS, with their text and, if the sampler has them, their log-probs."""
+        """Cut sampled ids after the first EOS, and add their text and, if available, log-probs."""
         ends = np.flatnonzero(np.isin(ids, self.eos_token_ids))
         length = ends[0] + 1 if len(ends) else len(ids)
         return Generation(
@@ -118,8 +118,8 @@ class VLMPolicy:
     ) -> Scores:
         """Log-probs of responses under the distribution that an engine samples from, and the states' values.
 
-        With a `shape` the batch is filled up to it. Kernels round by the shape of what they are given: under one shape
-        a sample's numbers are the same, bit by bit, whatever else is in its batch.
+        With a `shape`, the batch is padded to it. Kernel rounding depends on tensor shapes: with a fixed shape, a
+        sample's results are bitwise identical whatever else is in its batch.
         """
         samples, longest = len(prompts), max(len(ids) for ids in response_ids)
         if shape is not None:
@@ -163,9 +163,9 @@ class VLMPolicy:
         images: Sequence[np.ndarray],
         target_ids: Sequence[np.ndarray],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs of given ids at temperature 1 with nothing suppressed, as supervised learning wants them.
+        """Log-probs of given ids at temperature 1 with nothing suppressed, for supervised learning.
 
-        Returns log-probs, 0 in padding, and the mask; both `(B, T)`.
+        Returns log-probs (0 in padding) and the mask, both `(B, T)`.
         """
         inputs, ids, mask = self._with_responses(module, prompts, images, target_ids)
         logits, _ = module(inputs, ids.shape[1])
@@ -182,7 +182,7 @@ class VLMPolicy:
     def largest_shape(
         self, prompts: Sequence[str], images: Sequence[np.ndarray], responses: Sequence[np.ndarray], rows: int
     ) -> BatchShape:
-        """The shape that any `rows` of these samples fit into."""
+        """A shape that fits any `rows` of these samples."""
         return BatchShape(rows, max(self.encoder.lengths(prompts, images)), max(len(ids) for ids in responses))
 
     def _with_responses(
@@ -193,7 +193,7 @@ class VLMPolicy:
         responses: Sequence[np.ndarray],
         shape: BatchShape | None = None,
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
-        """`[padding | prompt | response | padding]`; and ids `(B, T)` and mask `(B, T)` of the responses."""
+        """Inputs `[padding | prompt | response | padding]`, and the responses' ids and mask, both `(B, T)`."""
         inputs = self._to_device(module, self.encoder.encode(prompts, images, shape.prompt_tokens if shape else 0))
         device = inputs["input_ids"].device
         rows = [torch.as_tensor(np.asarray(response))[None] for response in responses]
@@ -202,15 +202,15 @@ class VLMPolicy:
         mask = pad_and_cat([torch.ones_like(row) for row in rows], at_least=longest).to(device)
         prompt_shape = inputs["input_ids"].shape
         for key, tensor in inputs.items():
-            # other keys (mm_token_type_ids) say 0 of generated text
+            # other keys (mm_token_type_ids) are 0 for generated text
             if tensor.shape == prompt_shape:
                 more = {"input_ids": ids, "attention_mask": mask}.get(key, torch.zeros_like(ids))
                 inputs[key] = torch.cat([tensor, more.to(tensor.dtype)], dim=1)
         return self._with_positions(inputs), ids, mask.bool()
 
     def _with_positions(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Number tokens as `generate` does. Left to itself the model would count a row's padding too: the same up to
-        rounding, but bfloat16 rounds the rotations so much that a log-prob depends on its batch."""
+        """Number tokens as `generate` does. By default the model would count padding too: the same up to rounding, but
+        bfloat16 rounds the rotations so much that a log-prob would depend on its batch."""
         if self.positions_follow_mask:
             inputs["position_ids"] = (inputs["attention_mask"].cumsum(1) - 1).clamp(0)
         return inputs

@@ -1,6 +1,6 @@
-"""From characters to tokens.
+"""Maps characters to tokens.
 
-[`SpanFinder`] turns sampled ids into text and finds the token in which a character begins. It works on the bytes of
+[`SpanFinder`] turns sampled ids into text and finds the token in which a character starts. It works on the bytes of
 the vocabulary, so it is exact for any tokenizer, for broken multi-byte characters and for truncated text.
 """
 
@@ -19,7 +19,7 @@ SENTENCEPIECE_SPACE = "\u2581"
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The printable stand-in of each byte in byte-level BPE vocabularies: {stand-in: byte}."""
+    """Map the printable characters of byte-level BPE vocabularies to the bytes they represent."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     hidden = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
@@ -31,11 +31,11 @@ _LONE_BYTE = re.compile("[\udc80-\udcff]")
 
 
 class SpanFinder:
-    """Text of sampled ids, and the token in which each character begins.
+    """Decodes sampled ids and finds the token in which each character starts.
 
-    The ids are never encoded again: another tokenization of the same text would have other boundaries. Each token's
-    bytes come from the vocabulary, are put in a row and decoded once. Special tokens (EOS, padding, `<image>`) have no
-    text. A byte that belongs to no valid UTF-8 character becomes one U+FFFD.
+    Text is never re-encoded, since that could give different token boundaries. Each token's bytes come from the
+    vocabulary; they are concatenated and decoded once. Special tokens (EOS, padding, `<image>`) have no text. Each
+    byte that isn't part of a valid UTF-8 character becomes one U+FFFD.
     """
 
     def __init__(self, tokenizer: Any):
@@ -47,37 +47,37 @@ class SpanFinder:
         self._kind, self._strips_space = _vocabulary_kind(tokenizer)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What this token adds to the text."""
+        """The bytes this token adds to the text."""
         if token_id not in self._bytes:
             piece = self.tokenizer.convert_ids_to_tokens(token_id)
             self._bytes[token_id] = b"" if piece is None else _piece_bytes(piece, self._kind)
         return self._bytes[token_id]
 
     def text(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text that the ids stand for; spans are character positions in it."""
+        """Decode ids; spans are character positions in this text."""
         return self._read(ids)[0]
 
     def first_token(self, ids: Sequence[int] | np.ndarray, char: int) -> int:
-        """Index of the token that holds the first byte of character `char`; `len(ids)` behind the end of the text.
+        """Index of the token with the first byte of character `char`; `len(ids)` past the end of the text.
 
-        A token that straddles a boundary thus belongs to what comes after it.
+        A token that straddles a boundary thus belongs to what follows the boundary.
         """
         _, char_starts, token_ends = self._read(ids)
         return bisect_right(token_ends, char_starts[char]) if char < len(char_starts) else len(ids)
 
     def action_start(self, ids: Sequence[int] | np.ndarray, action_span: tuple[int, int] | None) -> int:
-        """First token of the action, given `Response.action_span`; `len(ids)`, all thought, if there is none."""
+        """First token of the action, given `Response.action_span`; `len(ids)` (all thought) if there is none."""
         return len(ids) if action_span is None else self.first_token(ids, action_span[0])
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-        """The characters that begin in each token; in a row they are the text."""
+        """The characters that start in each token; joined, they are the text."""
         text, char_starts, token_ends = self._read(ids)
         tokens = [bisect_right(token_ends, start) for start in char_starts]
         edges = [bisect_left(tokens, n) for n in range(len(ids) + 1)]
         return [text[start:end] for start, end in pairwise(edges)]
 
     def _read(self, ids: Sequence[int] | np.ndarray) -> tuple[str, list[int], list[int]]:
-        """Text, offset of each character's begin, offset of each token's end."""
+        """Text, start offset of each character, end offset of each token."""
         ids = [int(i) for i in ids]
         if self._kind == "other":
             return self._read_by_prefixes(ids)
@@ -91,7 +91,7 @@ class SpanFinder:
         return _LONE_BYTE.sub("\ufffd", escaped), char_starts, list(accumulate(map(len, parts)))
 
     def _read_by_prefixes(self, ids: list[int]) -> tuple[str, list[int], list[int]]:
-        """For a decoder that we do not know (WordPiece, Python tokenizers): decode ever longer prefixes."""
+        """For unknown decoders (WordPiece, Python tokenizers): decode increasingly long prefixes."""
 
         def decode(length: int) -> str:
             return self.tokenizer.decode(ids[:length], skip_special_tokens=True, clean_up_tokenization_spaces=False)

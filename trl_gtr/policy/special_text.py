@@ -1,4 +1,4 @@
-"""Text that spells a special token, from an environment or a model, and how it is kept from becoming one."""
+"""Keeps text from an environment or a model from being tokenized as special tokens."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from .loading import special_texts
 
 
 class SpecialText:
-    """Breaks up what spells a special token: "<image>" becomes "< image>", which means the same to a reader.
+    """Breaks up text that spells a special token: "<image>" becomes "< image>", which reads the same.
 
-    A processor takes its text as one string in which it can't tell the chat template's own tokens from those that an
-    observation or a thought happens to spell. An `<image>` too many ends the run, an EOS the turn.
+    A processor takes its text as one string, in which it can't tell the chat template's own tokens from those spelled
+    by an observation or a thought. An extra `<image>` would crash the run, an EOS would end the turn.
 
     Args:
-        processor: Whose special tokens.
+        processor: The processor whose special tokens to break up.
     """
 
     def __init__(self, processor: Any) -> None:
@@ -23,5 +23,5 @@ class SpecialText:
         self._special = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
     def broken_up(self, text: str) -> str:
-        """The text with a space behind the first character of whatever spells a special token."""
+        """The text with a space after the first character of anything that spells a special token."""
         return self._special.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)

@@ -1,4 +1,4 @@
-"""A policy's weights, or its adapter, and its value head: from a checkpoint's folder into the modules."""
+"""Loading a policy's weights or adapter, and its value head, from a checkpoint folder; saving the value head."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def load_value_head(folder: str | Path, value_head: nn.Module) -> None:
 
 
 def load_policy_weights(folder: str | Path, policy: nn.Module) -> None:
-    """Put a checkpoint's weights, or its adapter, into `policy`."""
+    """Load a checkpoint's weights, or its adapter, into `policy`."""
     if isinstance(policy, PeftModel):
         weights = load_peft_weights(str(folder), device="cpu")
         outcome = set_peft_model_state_dict(policy, weights, adapter_name=policy.active_adapter)
         trained = {name for name, weight in policy.named_parameters() if weight.requires_grad}
         foreign = [*outcome.unexpected_keys, *trained.intersection(outcome.missing_keys)]
         if foreign:
-            raise ValueError(f"{folder} holds an adapter of another shape: {foreign[:3]} …")
+            raise ValueError(f"{folder} holds an adapter that doesn't match the model: {foreign[:3]} …")
         return
     model = unwrap_adapter(policy)
-    # Through from_pretrained, not load_state_dict: a checkpoint's keys may be named otherwise than the module's.
+    # Through from_pretrained, since a checkpoint's keys may differ from the module's.
     saved = type(model).from_pretrained(folder, dtype=next(model.parameters()).dtype)
     with torch.no_grad():
         model.load_state_dict(saved.state_dict())

@@ -1,1 +1,1 @@
-"""Writing to disk safely: atomic files, data that is read back without executing anything."""
+"""Safe storage: atomic writes, and data that loads without executing code."""

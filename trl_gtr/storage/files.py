@@ -1,4 +1,4 @@
-"""What every file of a run needs: it is written whole or not at all, and it can't hold half characters."""
+"""Helpers for writing a run's files: atomic writes, and a pattern for lone surrogates, which no file can hold."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-"""A lone surrogate: JSON can spell it, a model can write it, no file or tokenizer takes it."""
+"""JSON can escape one and a model can produce one, but no file or tokenizer accepts it."""
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Gives a name to write a file or folder to, beside `path`, which it becomes at the end."""
+    """Yield a temporary sibling of `path` to write a file or folder to; it is renamed to `path` on success."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}")
-    _remove(unfinished)  # left by a crash, or a link that somebody has laid to another file
+    _remove(unfinished)  # left over from a crash, or a symlink to some other file
     try:
         yield unfinished
         os.replace(unfinished, path)
     except BaseException:
-        with suppress(OSError):  # the first error is the one to tell
+        with suppress(OSError):  # report the original error
             _remove(unfinished)
         raise
 
@@ -37,7 +37,7 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def writing_log(path: Path) -> Iterator[None]:
-    """A disk that is full or read-only ends the run with the file's name and what to do."""
+    """Turn write errors, e.g. on a full disk, into one that names the file and what to do."""
     try:
         yield
     except OSError as error:
@@ -47,7 +47,7 @@ def writing_log(path: Path) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Onto the disk: a name must not be there before what it stands for."""
+    """Flush a file or folder to disk, so that a rename can't become durable before the contents."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

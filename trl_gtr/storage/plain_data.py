@@ -1,7 +1,7 @@
-"""Values as JSON and back: what a checkpoint holds of environments can be read and compared, and executes nothing.
+"""Values to JSON and back, so that environment state in a checkpoint is readable, comparable and safe to load.
 
-JSON's own values stand for themselves. Of the rest each is an object with one key that names its kind, such as
-`{"!tuple": [1, 2]}`; nothing but the kinds below can come back from a file.
+JSON values are stored as they are. Any other value is an object with a single key that names its type, such as
+`{"!tuple": [1, 2]}`; only the types below can be loaded from a file.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ..types import Response, Transition
 _RECORDS: dict[str, type[Any]] = {"Response": Response, "Transition": Transition}
 _SEQUENCES: dict[str, type[Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 _ARRAY_KINDS = "biufcSUmM"
-"""NumPy's kinds of plain numbers, texts and times; neither objects nor structures."""
+"""NumPy dtype kinds for plain numbers, strings and times; no objects or structured dtypes."""
 
 
 def encode(value: Any, pack: Callable[[bytes], str] = lambda data: base64.b64encode(data).decode()) -> Any:
-    """What `json.dumps` can write and [`decode`] turns back into an equal value of the same types.
+    """Encode a value for `json.dumps`; [`decode`] restores an equal value of the same types.
 
     Args:
-        pack: Makes a text of an array's bytes.
+        pack: Turns an array's bytes into a string.
     """
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
@@ -40,7 +40,7 @@ def encode(value: Any, pack: Callable[[bytes], str] = lambda data: base64.b64enc
         return {"!dict": [[encode(key, pack), encode(each, pack)] for key, each in value.items()]}
     if kind in _SEQUENCES.values():
         items = [encode(each, pack) for each in value]
-        # The order of a set is another one in every process.
+        # Set order differs between processes.
         return {f"!{kind.__name__}": items if kind is tuple else sorted(items, key=json.dumps)}
     if kind is bytes:
         return {"!bytes": pack(value)}
@@ -50,11 +50,13 @@ def encode(value: Any, pack: Callable[[bytes], str] = lambda data: base64.b64enc
         }
     if kind in _RECORDS.values():
         return {f"!{kind.__name__}": {each.name: encode(getattr(value, each.name), pack) for each in fields(value)}}
-    raise ValueError(f"{kind.__module__}.{kind.__qualname__} is no plain data (numbers, texts, lists, dicts, arrays)")
+    raise ValueError(
+        f"{kind.__module__}.{kind.__qualname__} is not plain data (numbers, strings, lists, dicts, arrays)"
+    )
 
 
 def decode(value: Any) -> Any:
-    """The value that [`encode`] was given. Raises a `ValueError` where it can't have written this."""
+    """Reverse [`encode`]. Raises a `ValueError` for input that `encode` can't have produced."""
     if isinstance(value, list):
         return [decode(each) for each in value]
     if not isinstance(value, dict):
@@ -79,30 +81,30 @@ def _decode_kind(kind: str, stored: Any) -> Any:
         name, shape, data = stored
         dtype = np.dtype(name)
         if dtype.kind not in _ARRAY_KINDS:
-            raise ValueError(f"an array of {dtype} is no plain data")
+            raise ValueError(f"an array of {dtype} is not plain data")
         array: np.ndarray = np.ndarray(shape, dtype, base64.b64decode(data, validate=True)).copy()
         return array if kind == "array" else array[()]
     return _RECORDS[kind](**{key: decode(each) for key, each in stored.items()})
 
 
 def fingerprint(value: Any) -> str:
-    """SHA-256 of a value: equal for equal values, in every process and on every machine."""
+    """SHA-256 of a value, the same for equal values in every process and on every machine."""
     text = json.dumps(encode(value, pack=lambda data: hashlib.sha256(data).hexdigest()), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def json_options(given: dict[str, Any] | str | None, name: str, example: str) -> dict[str, Any]:
-    """Options that are named in a dictionary or, as on the command line, in JSON.
+    """Options given as a dictionary or, on the command line, as JSON.
 
     Args:
-        given: The options; none if left out.
-        name: Of the field that holds them.
-        example: What it may hold, for the error.
+        given: The options; `None` means no options.
+        name: The field's name, for errors.
+        example: A valid value, for errors.
     """
     try:
         options = json.loads(given) if isinstance(given, str) else given or {}
     except json.JSONDecodeError as error:
         raise ValueError(f"{name} is not a JSON object ({error}): write e.g. '{example}'.") from error
     if not isinstance(options, dict):
-        raise ValueError(f"{name} must name options, as in {example}, not {options!r}.")
+        raise ValueError(f"{name} must be a dictionary of options such as {example}, not {options!r}.")
     return options

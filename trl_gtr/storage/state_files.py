@@ -1,4 +1,4 @@
-"""The files that hold the state of a run's parts. Reading one executes nothing."""
+"""File formats for the state of a run's components. Loading them never executes code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _READ_ERRORS = (OSError, EOFError, ValueError, RuntimeError, zlib.error, zipfile
 
 
 class StateFormat(NamedTuple):
-    """How one state is written to a file and read back."""
+    """How a component's state is written to a file and read back."""
 
     suffix: str
     write: Callable[[Path, Any], None]
@@ -60,8 +60,8 @@ def _parse_tensors(path: Path) -> Any:
 
 
 PLAIN = StateFormat(".json.gz", _write_plain, _parse_plain)
-"""Whatever `plain_data` can encode."""
+"""Anything `plain_data` can encode."""
 ARRAYS = StateFormat(".npz", _write_arrays, _parse_arrays)
-"""A flat dictionary of NumPy arrays: quicker for large ones."""
+"""A flat dictionary of NumPy arrays; faster for large ones."""
 TENSORS = StateFormat(".pt", _write_tensors, _parse_tensors)
 """Dictionaries and lists of tensors and numbers."""

@@ -1,1 +1,1 @@
-"""A corrector behind any OpenAI-compatible server, with a budget, retries and tools."""
+"""A corrector for any OpenAI-compatible server, with a budget, retries and tools."""

@@ -1,4 +1,4 @@
-"""What a paid corrector may spend, and what it has spent."""
+"""Spending limits and actual spending of a paid corrector."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from ...types import Usage
 
 PRICES: Mapping[str, tuple[float, float]] = {
-    # USD per million tokens of the prompt and of the answer, OpenAI's list prices. Override with `prices=`.
+    # OpenAI's list prices in USD per million prompt tokens and per million answer tokens. Override with `prices=`.
     "gpt-4o-2024-05-13": (5.00, 15.00),
     "gpt-4o": (2.50, 10.00),
     "gpt-4o-mini": (0.15, 0.60),
@@ -25,22 +25,22 @@ PRICES: Mapping[str, tuple[float, float]] = {
 }
 
 BYTES_PER_TOKEN = 3
-"""Fewer than in most texts, so that tokens are overestimated rather than underestimated."""
+"""Lower than for most text, so that tokens are overestimated rather than underestimated."""
 
 
 def picture_tokens(model: str) -> int:
-    """What a picture of up to 512 × 512 pixels may cost: gpt-4o-mini counts 2833 + 5667, others below 1500."""
+    """Upper bound for an image of up to 512 × 512 pixels: gpt-4o-mini counts 2833 + 5667, others below 1500."""
     return 8500 if "4o-mini" in model else 1500
 
 
 def price_of(model: str) -> tuple[float, float] | None:
-    """The listed price of a model, with or without its date (`gpt-4o-2024-08-06`); `None` if it isn't listed."""
+    """List price of a model, with or without a date suffix (`gpt-4o-2024-08-06`); `None` if it isn't listed."""
     return PRICES.get(model) or PRICES.get(re.sub(r"-\d{4}-\d{2}-\d{2}$", "", model))
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that a whole run may use; `None` is no limit."""
+    """Limits for a whole run; `None` means no limit."""
 
     calls: int | None = None
     tokens: int | None = None
@@ -52,7 +52,7 @@ class Limits:
                 raise ValueError(f"max_{name} must be positive, not {limit}; leave it out for no limit")
 
     def per_process(self) -> Limits:
-        """This process's even part of the limits. Every process of a distributed run has a corrector of its own."""
+        """This process's equal share of the limits. Every process of a distributed run has its own corrector."""
         world = int(os.environ.get("WORLD_SIZE", "1"))
         return Limits(
             None if self.calls is None else max(1, self.calls // world),
@@ -62,8 +62,8 @@ class Limits:
 
 
 class Budget:
-    """Counts usage and reserves before each call what that call may cost, so that calls in flight together can't
-    exceed the limits. Thread-safe."""
+    """Counts usage and reserves each call's maximum cost in advance, so that concurrent calls can't exceed the limits.
+    Thread-safe."""
 
     def __init__(self, limits: Limits, prices: tuple[float, float] | None):
         self.limits, self.prices = limits, prices
@@ -72,15 +72,15 @@ class Budget:
         self._lock = threading.Lock()
 
     def cost(self, prompt_tokens: int, completion_tokens: int) -> Usage:
-        """One call with that many tokens."""
+        """Usage of one call with that many tokens."""
         prompt_price, completion_price = self.prices or (0.0, 0.0)
         usd = (prompt_tokens * prompt_price + completion_tokens * completion_price) / 1e6
         return Usage(1, prompt_tokens, completion_tokens, usd)
 
     def reserve(self, estimate: Usage, alone: bool = False) -> bool | None:
-        """`True`: reserved, `settle` it later. `None`: not while other calls are in flight. `False`: spent.
+        """`True` if reserved (`settle` it later), `None` if it must wait for calls in flight, `False` if spent.
 
-        With `alone` never beside another call, where tokens or dollars are limited.
+        With `alone`, never reserve alongside another call if tokens or dollars are limited.
         """
         with self._lock:
             if alone and self._reserved and (self.limits.tokens or self.limits.usd):
@@ -91,7 +91,7 @@ class Budget:
             return None if self._reserved else False
 
     def settle(self, estimate: Usage, actual: Usage) -> None:
-        """Replace a reservation by what the call really cost."""
+        """Replace a reservation with the actual cost."""
         with self._lock:
             self._reserved.remove(estimate)
             self.spent = self.spent + actual
@@ -128,11 +128,11 @@ class Budget:
 
 
 class CallSizes:
-    """What a call may cost, by its words and by what the server has counted so far.
+    """Estimates what a call may cost from its text and from the server's token counts so far.
 
     Args:
-        max_length: Tokens of an answer, as the server is told.
-        picture_tokens: What a picture may cost, before the server has counted one.
+        max_length: Maximum tokens per answer, as requested from the server.
+        picture_tokens: Assumed tokens per image, until the server has counted one.
     """
 
     def __init__(self, budget: Budget, max_length: int, picture_tokens: int):
@@ -140,25 +140,25 @@ class CallSizes:
         self._largest_prompt = self._largest_excess = self._largest_answer = 0
 
     def estimate(self, body: Mapping[str, Any]) -> Usage:
-        """At least what the call will cost: its words, and beside them the picture as the server has counted it so
-        far; never less than the largest prompt seen. Nor is the answer taken for shorter than the longest seen: some
-        servers ignore the length limit."""
-        beside = max(self.picture_tokens, self._largest_excess)
-        prompt = max(words(body) + beside, int(1.25 * self._largest_prompt))
+        """Estimate the call's cost from above: its text plus the image as counted by the server so far, and no less
+        than the largest prompt seen. The answer is assumed no shorter than the longest seen, since some servers ignore
+        the length limit."""
+        image = max(self.picture_tokens, self._largest_excess)
+        prompt = max(words(body) + image, int(1.25 * self._largest_prompt))
         return self.budget.cost(prompt, max(self.max_length, int(1.25 * self._largest_answer)))
 
     def counted(self, body: Mapping[str, Any], prompt_tokens: int, completion_tokens: int) -> Usage:
-        """What a call has cost by the server's count, from which the next estimates learn."""
+        """Cost of a call by the server's count; later estimates learn from it."""
         self._largest_prompt = max(self._largest_prompt, prompt_tokens)
         self._largest_excess = max(self._largest_excess, prompt_tokens - words(body))
         self._largest_answer = max(self._largest_answer, completion_tokens)
         return self.budget.cost(prompt_tokens, completion_tokens)
 
     def uncounted(self, estimate: Usage, received: int, *, learn: bool = True) -> Usage:
-        """What a call has cost whose tokens the server didn't count: its estimate, or more if so many bytes came.
+        """Cost of a call whose tokens the server didn't count: the estimate, or more if the answer was longer.
 
         Args:
-            learn: The next estimates learn from it; not from what is no answer of a model.
+            learn: Whether later estimates learn from it; `False` if it isn't a model's answer.
         """
         answer = max(estimate.completion_tokens, received // BYTES_PER_TOKEN)
         if learn and answer > estimate.completion_tokens:
@@ -169,13 +169,13 @@ class CallSizes:
         return {"prompt": self._largest_prompt, "excess": self._largest_excess, "answer": self._largest_answer}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """What was learned earlier; nothing by an empty state."""
+        """Restore what was learned earlier; an empty state resets it."""
         prompt, excess, answer = (int(state.get(name, 0)) for name in ("prompt", "excess", "answer"))
         self._largest_prompt, self._largest_excess, self._largest_answer = prompt, excess, answer
 
 
 def words(value: Any) -> int:
-    """Tokens of a request's words, schema and tools; pictures don't count."""
+    """Estimated tokens of a request's text, schema and tools, without images."""
 
     def size(value: Any) -> int:
         if isinstance(value, str):

@@ -1,6 +1,6 @@
-"""One question over HTTP to a server that speaks OpenAI's chat-completions protocol: retries, budget, limits.
+"""Sends one question over HTTP with OpenAI's chat-completions protocol: retries, budget, limits.
 
-A try ends in bounded time whatever the server does; its cost is reserved before and settled after it.
+Every attempt ends in bounded time whatever the server does. Its cost is reserved before it and settled after it.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ logger = logging.getLogger(__name__)
 ResponseFormat = Literal["json_schema", "json_object", "text"]
 
 MAX_COMPLAINT = 300
-"""Characters that are kept of a server's words about an error."""
+"""Maximum characters kept of a server's error message."""
 MAX_NAME = 200
-"""Characters of a tool call's name or id."""
+"""Maximum characters in a tool call's name or id."""
 NO_COMPLETION = "the body is no chat completion"
-"""The problem of a reply that isn't one."""
+"""`Reply.problem` for a body that is not a chat completion."""
 MAX_TOKENS = 10**7
-"""No model counts more in one call; a server that says so isn't believed."""
+"""Larger token counts for a single call are ignored as implausible."""
 
 
 class ChatError(Exception):
-    """There is no reply. `retry_after` in seconds where the server named a time."""
+    """There is no reply. `retry_after` is in seconds, if the server gave it."""
 
     def __init__(self, kind: FailureKind, detail: str, *, retry: bool = False, retry_after: float | None = None):
         super().__init__(f"{kind}: {detail}")
@@ -48,23 +48,23 @@ class ToolCall:
     id: str
     name: str
     arguments: str
-    """JSON as the model wrote it; nothing is known of it."""
+    """JSON as written by the model, not validated."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model said, not yet believed."""
+    """A model's reply, not validated."""
 
     content: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     refusal: str | None = None
     problem: str | None = None
-    """Why the reply as a whole can't be read."""
+    """Why the whole reply is unreadable."""
 
 
 @dataclass(frozen=True)
 class Features:
-    """What is asked of the server beyond plain chat. Dropped one by one when it rejects them."""
+    """Features used beyond plain chat. Dropped one by one when the server rejects them."""
 
     response_format: ResponseFormat = "json_schema"
     native_tools: bool = True
@@ -72,7 +72,7 @@ class Features:
     temperature: bool = True
 
     def without(self, complaint: str, body: Mapping[str, Any]) -> Features | None:
-        """What to ask for after a 400 with this text; `None` if it names nothing that can be dropped."""
+        """Features to use after a 400 with this message; `None` if it names nothing that can be dropped."""
         complaint = complaint.lower()
         if "temperature" in complaint and "temperature" in body:
             return replace(self, temperature=False)
@@ -88,16 +88,16 @@ class Features:
 
 @dataclass
 class Meter:
-    """Adds up what one correction costs and until when it may last."""
+    """Tracks one correction's cost and deadline."""
 
     deadline: float
-    """`time.monotonic()` at which it must have ended."""
+    """`time.monotonic()` by which it must end."""
     features: Features
-    """What this correction asks of the server."""
+    """Server features this correction uses."""
     usage: Usage = field(default_factory=Usage)
     retries: int = 0
     dropped: bool = False
-    """A feature was dropped on the server's complaint; whether that helps is not known yet."""
+    """A feature was dropped after an error; it is not yet known whether that helps."""
 
     def remaining(self) -> float:
         return self.deadline - time.monotonic()
@@ -108,9 +108,9 @@ class ChatClient:
 
     Args:
         client: `AsyncOpenAI` or `AsyncAzureOpenAI`, with its own retries off.
-        sizes: What a call may cost, and the budget that pays for it.
-        timeout: Seconds for one try, from connecting to the last byte.
-        max_retries: Further tries after time-outs, lost connections, 408, 409, 429 and 5xx.
+        sizes: Estimates the cost of a call, and holds the budget.
+        timeout: Seconds for one attempt, from connecting to the last byte.
+        max_retries: Retries after timeouts, lost connections, 408, 409, 429 and 5xx.
         delay: Seconds before the first retry; doubled for each further one, with jitter.
     """
 
@@ -141,10 +141,10 @@ class ChatClient:
         tools: Sequence[Mapping[str, Any]],
         meter: Meter,
     ) -> Reply:
-        """The model's reply, or a `ChatError` once tries or time are used up.
+        """Get the model's reply; raises `ChatError` when retries or time run out.
 
         Args:
-            schema: The shape of the reply; with it no tool may be called. `None` while the reply may be a tool call.
+            schema: JSON schema of the reply, which rules out tool calls. `None` while the reply may be a tool call.
         """
         tries = 0
         while True:
@@ -167,8 +167,8 @@ class ChatClient:
                 await asyncio.sleep(delay)
 
     def _drop(self, error: ChatError, body: Mapping[str, Any], meter: Meter) -> None:
-        """After a 400: ask for less, in this correction only, or give up. A step's own fault must not cost the others
-        their schema and tools."""
+        """After a 400, drop a feature for this correction only, or give up. The step itself may be at fault, so others
+        keep their schema and tools."""
         fewer = meter.features.without(error.detail, body)
         if fewer is None:
             raise error
@@ -177,9 +177,9 @@ class ChatClient:
             raise ToolsUnsupported("rejected", error.detail)
 
     def _learn(self, meter: Meter) -> None:
-        """The server answered: what was dropped for that is dropped for all that follow."""
+        """The server answered, so drop the same features for all later corrections."""
         if meter.dropped and meter.features != self.features:
-            logger.warning("the server rejects %s; going on with %s", self.features, meter.features)
+            logger.warning("the server rejects %s; continuing with %s", self.features, meter.features)
             self.features = meter.features
         meter.dropped = False
 
@@ -204,7 +204,7 @@ class ChatClient:
             body["tools"] = [{"type": "function", "function": tool} for tool in tools]
             if schema is not None:
                 body["tool_choice"] = "none"
-        # Not while a tool may be called: servers that decode under a constraint could then never write the call.
+        # Not while a tool may be called: constrained decoding would rule out the call.
         if features.response_format == "json_schema" and schema is not None:
             body["response_format"] = {
                 "type": "json_schema",
@@ -219,7 +219,7 @@ class ChatClient:
         if remaining <= 0:
             raise ChatError("timeout", "no time left")
         estimate = await self._reserve(body)
-        actual = estimate  # what breaks off half-way may have been billed
+        actual = estimate  # an aborted call may have been billed
         try:
             payload = await asyncio.wait_for(self._send(body, remaining), remaining)
             self.answered = True
@@ -244,10 +244,10 @@ class ChatClient:
                 self._settled.notify_all()
 
     async def _reserve(self, body: Mapping[str, Any]) -> Usage:
-        """Sets aside what the call may cost, and says it; waits for calls in flight where that is too much."""
+        """Reserve and return what the call may cost; waits for calls in flight if the budget is too small for both."""
         while True:
-            estimate = self.sizes.estimate(body)  # anew after each wait: calls in flight have taught what one costs
-            # Until the server has counted a prompt estimates are guesses, so that the first call goes alone.
+            estimate = self.sizes.estimate(body)  # again after each wait: finished calls improve the estimate
+            # Until the server has counted a prompt, estimates are guesses, so the first call goes alone.
             reserved = self.budget.reserve(estimate, alone=not self.answered)
             if reserved:
                 return estimate
@@ -257,15 +257,16 @@ class ChatClient:
                 await self._settled.wait()
 
     async def _send(self, body: dict[str, Any], timeout: float) -> str:
-        """The body of a 200. Everything else is a `ChatError` or, where nothing can have been billed, unbilled."""
+        """Send a request and return the body of a 200. Anything else raises `ChatError`, or `UnbilledError` if it
+        can't have been billed."""
         import openai
 
         try:
             create = self.client.chat.completions.with_streaming_response.create
-            # As extra_body the messages pass as they are; the client's walk through every typed part of them takes
-            # longer than all the rest of a call.
+            # `extra_body` is sent as it is; the client's conversion of typed messages takes longer than the rest of
+            # the call.
             more = {key: value for key, value in body.items() if key != "model"}
-            # Connecting ends first, so that a try in which nothing was sent is known for that.
+            # A shorter connect timeout shows whether anything was sent.
             limits = openai.Timeout(timeout, connect=0.9 * timeout)
             async with create(model=body["model"], messages=[], extra_body=more, timeout=limits) as response:
                 return self.redact(await _read_body(response))
@@ -280,15 +281,15 @@ class ChatClient:
         except openai.APIConnectionError as error:
             cause = type(error.__cause__).__name__ if error.__cause__ else "no connection"
             reason = ChatError("connection", cause, retry=True)
-            # A refused connection costs nothing; one that is lost later may.
+            # A refused connection costs nothing; one lost later may.
             raise (UnbilledError(reason) if cause == "ConnectError" else reason) from None
 
     def status_error(self, error: Any) -> ChatError:
-        """An HTTP error as ours, its text without the key."""
+        """Convert an HTTP error, with the key redacted."""
         status = error.status_code
         code, param = getattr(error, "code", None), getattr(error, "param", None)
         was_cut = len(error.response.content) >= MAX_ERROR_BODY
-        # The key goes first: half of one, where the words are cut, would not be found.
+        # Redact before truncating: a partial key would not be found.
         words = one_line(self.redact(_complaint(error.body), was_cut=was_cut), MAX_COMPLAINT)
         if param:
             words += f" ({one_line(self.redact(str(param)), MAX_NAME)})"
@@ -297,7 +298,9 @@ class ChatClient:
             return ChatError("refused", detail)
         if 300 <= status < 400:
             elsewhere = one_line(self.redact(error.response.headers.get("location", "nowhere")), MAX_COMPLAINT)
-            return ChatError("rejected", f"HTTP {status}: redirected to {elsewhere}; make base_url the final address")
+            return ChatError(
+                "rejected", f"HTTP {status}: redirected to {elsewhere}; set base_url to the final address"
+            )
         if status in (400, 422):
             too_long = code == "context_length_exceeded" or "context length" in words.lower()
             return ChatError("rejected", detail, retry=not too_long)
@@ -310,13 +313,13 @@ class ChatClient:
         return ChatError("rejected", detail)
 
     def redact(self, text: str, *, was_cut: bool = False) -> str:
-        """No key in what is logged or kept, even where a server repeats it in a spelling of its own."""
+        """Remove keys from text to be logged or stored, even if a server repeats them in another encoding."""
         secrets = (getattr(self.client, "api_key", None), getattr(self.client, "_azure_ad_token", None))
         return hide_secrets(text, secrets, was_cut=was_cut)
 
 
 class UnbilledError(Exception):
-    """Carries a `ChatError` of a call that the server can't have charged for."""
+    """Wraps the `ChatError` of a call that can't have been billed."""
 
     def __init__(self, reason: ChatError):
         super().__init__(str(reason))
@@ -324,15 +327,15 @@ class UnbilledError(Exception):
 
 
 class KeyRejected(ChatError):
-    """HTTP 401 to a server's very first call: no later one would fare better."""
+    """HTTP 401 on the very first call: later ones would fail too."""
 
 
 class EndlessAnswer(ChatError):
-    """Cut off at `MAX_BODY`."""
+    """The answer exceeded `MAX_BODY`."""
 
 
 class ToolsUnsupported(ChatError):
-    """The server takes no tools: the question must be put again with the tools described in words."""
+    """The server doesn't support tools: ask again with the tools described in the prompt."""
 
 
 async def _read_body(response: Any) -> str:
@@ -346,14 +349,14 @@ async def _read_body(response: Any) -> str:
         raise
     except UnreadableBody as error:
         raise ChatError("unusable", one_line(error)) from None
-    except Exception as error:  # of the HTTP library; which one that is the openai package decides
+    except Exception as error:  # from the HTTP library that the openai package uses
         name = type(error).__name__
         raise ChatError("timeout" if "Timeout" in name else "connection", name, retry=True) from None
     return payload.decode(errors="replace")
 
 
 def read_reply(payload: str) -> tuple[Reply, tuple[int, int] | None]:
-    """The reply in a chat-completions body and its (prompt, completion) tokens where they are given. Never raises."""
+    """Parse a chat-completions body into a reply and its (prompt, completion) tokens, if given. Never raises."""
     try:
         body = json.loads(payload)
         choice = body["choices"][0]
@@ -381,7 +384,7 @@ def read_reply(payload: str) -> tuple[Reply, tuple[int, int] | None]:
 
 
 def _tokens(usage: Any) -> tuple[int, int] | None:
-    """What the server counted, if it did and the numbers can be."""
+    """The server's token counts, if given and plausible."""
     if not isinstance(usage, Mapping):
         return None
     prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
@@ -391,14 +394,14 @@ def _tokens(usage: Any) -> tuple[int, int] | None:
 
 
 def _complaint(body: Any) -> str:
-    """The server's words about an error."""
+    """The server's error message."""
     if isinstance(body, Mapping):
         body = body.get("message") or body.get("detail") or body.get("error") or dict(body)
     return str(body)
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the server asks to wait: `retry-after-ms`, or `retry-after` as seconds or as a date."""
+    """Seconds the server asks to wait, from `retry-after-ms` or `retry-after` (seconds or a date)."""
     try:
         if "retry-after-ms" in headers:
             seconds = float(headers["retry-after-ms"]) / 1000

@@ -1,6 +1,6 @@
-"""The talk about one step with a language model: question, tool rounds, answer, one repair. No input or output here.
+"""A conversation with a language model about one step: question, tool rounds, answer, one repair. Does no I/O.
 
-`messages` is what to send next; `hear` takes the reply and says the correction, or `None` to go on talking.
+`messages` is what to send next; `hear` takes the reply and returns the correction, or `None` to continue.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ MAX_TOOL_ANSWER = 4000
 
 
 class Conversation:
-    """One step's judgement in the making.
+    """The conversation about one step.
 
     Args:
-        image_part: How the picture appears in a message's content, e.g. `{"type": "image_url", ...}`.
-        tools_in_words: Describe the tools in the instructions, for models and servers without tool calls.
-        max_tool_rounds: Replies that may ask for tools.
-        repairs: Unusable answers that are sent back with what is wrong with them.
+        image_part: The image as a part of a message's content, e.g. `{"type": "image_url", ...}`.
+        tools_in_words: Describe the tools in the instructions, for models and servers without native tool calls.
+        max_tool_rounds: Maximum replies that may call tools.
+        repairs: How many unusable answers are sent back with an error message.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class Conversation:
 
     @property
     def schema(self) -> dict[str, Any] | None:
-        """The shape of the next reply; `None` while it may also be a tool call."""
+        """JSON schema of the next reply; `None` while it may also be a tool call."""
         return None if self.tool_rounds_left else answer_schema(self.request.task)
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """The tools, as function descriptions. They may be called while `schema` is `None`; afterwards they only
+        """Function descriptions of the tools. They may be called while `schema` is `None`; after that they only
         explain the calls in `messages`."""
         if self.tools_in_words:
             return []
@@ -84,7 +84,7 @@ class Conversation:
             if self.repairs_left == 0:
                 return failed("unusable", str(problem)[:300])
             self.repairs_left -= 1
-            self.tool_rounds_left = 0  # the repair is bound to the schema
+            self.tool_rounds_left = 0  # the repair must follow the schema
             self._say("assistant", reply.content[:MAX_TOOL_ANSWER] or "(nothing)")
             self._say("user", f"That answer can't be used: {problem}. Answer again, with the JSON object only.")
             return None
@@ -134,7 +134,7 @@ class Conversation:
         return None
 
     def _run(self, call: ToolCall) -> str:
-        """A tool's answer, or what is wrong with the call: the arguments were written by a language model."""
+        """Run a tool and return its answer, or an error message for the model that wrote the arguments."""
         tool = self.task_tools.get(call.name)
         if tool is None:
             return f"error: there is no such tool; the tools are {', '.join(self.task_tools)}"
@@ -148,12 +148,12 @@ class Conversation:
                 raise ValueError(f"unknown arguments {sorted(unknown)}, missing arguments {sorted(missing)}")
             return str(tool.run(arguments))[:MAX_TOOL_ANSWER]
         except (ValueError, TypeError, ArithmeticError, LookupError) as error:
-            logger.debug("tool %s was called with arguments that it can't take", tool.name)
+            logger.debug("tool %s was called with invalid arguments", tool.name)
             return f"error: {str(error)[:200]}"
 
 
 def _repeatable(arguments: str) -> str:
-    """A call's arguments as the history may repeat them: servers read them again and reject what is no JSON."""
+    """A call's arguments for the message history, or `{}`: servers parse them again and reject invalid JSON."""
     if len(arguments) > MAX_ARGUMENTS:
         return "{}"
     try:

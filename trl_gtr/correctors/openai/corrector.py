@@ -1,4 +1,4 @@
-"""A corrector behind any server that speaks OpenAI's chat-completions protocol."""
+"""A corrector for any server with OpenAI's chat-completions protocol."""
 
 from __future__ import annotations
 
@@ -40,27 +40,28 @@ class OpenAICorrector(Corrector):
     `OPENAI_API_VERSION`).
 
     Args:
-        model: The model's name; on Azure the deployment's.
-        base_url: The server, e.g. `http://localhost:8000/v1`; on Azure the resource's endpoint.
-        temperature: 0.4 as in the paper.
-        image_size: Longer side of the picture in pixels; `None` sends it as it is.
-        image_detail: OpenAI's `detail` of a picture.
-        max_completion_length: Tokens of one answer.
+        model: The model's name; on Azure, the deployment's.
+        base_url: The server, e.g. `http://localhost:8000/v1`; on Azure, the resource's endpoint.
+        temperature: Sampling temperature; 0.4 as in the paper.
+        image_size: Longer side of the image in pixels; `None` sends it unchanged.
+        image_detail: OpenAI's `detail` setting for images.
+        max_completion_length: Maximum tokens per answer.
         max_tool_rounds: Replies that may call the task's tools before an answer is due.
-        concurrency: Corrections under way at once; the others wait.
-        timeout: Seconds for one try.
-        deadline: Seconds for one correction with all its retries, tool rounds and repair, from its turn on.
-        max_retries: Further tries after a time-out, a lost connection, 408, 409, 429 or 5xx.
-        retry_delay: Seconds before the first of them, doubled for each further one, with jitter; longer where the
-            server asks for it.
-        max_calls: Budget of the whole run in HTTP calls; like the next two it is split evenly over processes.
-        max_tokens: Budget in tokens, prompt and answer together.
+        concurrency: Maximum concurrent corrections; the others wait.
+        timeout: Seconds for one attempt.
+        deadline: Seconds for one correction including retries, tool rounds and repair, counted from when it starts.
+        max_retries: Retries after a timeout, a lost connection, 408, 409, 429 or 5xx.
+        retry_delay: Seconds before the first retry, doubled for each further one, with jitter; longer if the server
+            asks for it.
+        max_calls: Budget for the whole run in HTTP calls; like the next two, split evenly over processes.
+        max_tokens: Budget in prompt and answer tokens.
         max_usd: Budget in US dollars.
-        prices: USD per million tokens of prompt and answer. Known for OpenAI's own models (`budget.PRICES`).
-        when_spent: `"stop"` ends the run with a checkpoint, `"continue"` goes on without corrections, and a corrector
-            takes over.
-        verify_with_truth: Throw away answers that the task's hidden truth contradicts. It makes any corrector an
-            oracle: results with it say nothing about the model.
+        prices: USD per million prompt tokens and per million answer tokens. Known for OpenAI's models
+            (`budget.PRICES`).
+        when_spent: `"stop"` ends the run with a checkpoint, `"continue"` continues without corrections; a corrector
+            given here takes over.
+        verify_with_truth: Discard answers that contradict the task's hidden truth. This makes any corrector an
+            oracle, so results say nothing about the model.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class OpenAICorrector(Corrector):
         sampling: dict[str, Any] = {"model": model, "temperature": temperature}
         limits: dict[str, Any] = {"concurrency": concurrency, "deadline": deadline, "max_tool_rounds": max_tool_rounds}
 
-        def new_session() -> Session:  # a closure and no attributes: the key stays out of every repr
+        def new_session() -> Session:  # a closure, not attributes, to keep the key out of any repr
             client = _make_client(base_url, api_key, azure, api_version, timeout)
             chat = ChatClient(
                 client, self._sizes, **sampling, timeout=timeout, max_retries=max_retries, delay=retry_delay
@@ -113,7 +114,7 @@ class OpenAICorrector(Corrector):
         self._new_session: Callable[[], Session] = new_session
         chat = self._start().chat
         address = urlsplit(str(chat.client.base_url))
-        self.server = address.netloc.rpartition("@")[2]  # a user name or key has no place in it
+        self.server = address.netloc.rpartition("@")[2]  # without user name or key
         self.identity = (
             f"{model} at {self.server}{chat.redact(address.path)}, temperature {temperature}, "
             f"{max_completion_length} tokens, image size {image_size} {image_detail}, {max_tool_rounds} tool rounds, "
@@ -127,15 +128,17 @@ class OpenAICorrector(Corrector):
 
     @property
     def exhausted(self) -> bool:
-        """The budget is spent and the run is to stop: every further call raises `BudgetExhausted`."""
+        """The budget is spent and the run should stop: further calls raise `BudgetExhausted`."""
         return self._spent and (self.when_spent == "stop" or (self._fallback is not None and self._fallback.exhausted))
 
     def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
         if self.exhausted:
-            raise BudgetExhausted(f"the corrector's budget is spent: {self._spent_words()}")
+            raise BudgetExhausted(f"the corrector's budget is spent: {self._spending()}")
         session = self._open()
         if session is None:
-            corrections = [failed("cancelled", "the corrector was closed; reopen() it to go on") for _ in requests]
+            corrections = [
+                failed("cancelled", "the corrector was closed; call reopen() to continue") for _ in requests
+            ]
         else:
             corrections = self._ask(session, requests)
         corrections = [self._finish(*pair) for pair in zip(requests, corrections, strict=True)]
@@ -149,17 +152,17 @@ class OpenAICorrector(Corrector):
         futures: list[Future[Correction]] = []
         try:
             for request in requests:
-                part = self._image_part(request.image)  # here, not in the loop: drawing a PNG takes milliseconds
+                part = self._image_part(request.image)  # not in the event loop: encoding a PNG takes milliseconds
                 futures.append(session.submit(request, part))
             return [_result(future) for future in futures]
         except KeyRejected:
             raise ValueError(self._bad_key(401)) from None
         finally:
             for future in futures:
-                future.cancel()  # no effect on those that are done
+                future.cancel()  # no effect if done
 
     def _open(self) -> Session | None:
-        """The connection, made anew after a `reopen`; `None` while closed."""
+        """The session, recreated after a `reopen`; `None` while closed."""
         with self._lock:
             if self._session is None and not self._closed:
                 self._session = self._new_session()
@@ -170,27 +173,27 @@ class OpenAICorrector(Corrector):
         return {"type": "image_url", "image_url": {"url": url, "detail": self.image_detail}}
 
     def _finish(self, request: CorrectionRequest, correction: Correction) -> Correction:
-        """Sign an answer, and hold it against the truth if that is wanted."""
+        """Set the answer's source, and check it against the truth if requested."""
         if self.verify_with_truth and correction.verdict != "failed" and is_true(correction, request) is False:
             reason = "the task's hidden truth contradicts the answer"
             correction = failed("untrue", reason, usage=correction.usage, latency=correction.latency)
         return replace(correction, source=self.identity)
 
     def _fall_back(self, requests: Sequence[CorrectionRequest], corrections: list[Correction]) -> list[Correction]:
-        """Who answers what the budget no longer paid for?"""
+        """Send requests that exceed the budget to the fallback, if there is one."""
         unpaid = [i for i, correction in enumerate(corrections) if correction.failure == "budget"]
         if not unpaid:
             return corrections
         with self._lock:
             first, self._spent = not self._spent, True
         if first:
-            logger.warning("the corrector's budget is spent (%s); %s", self._spent_words(), self._after())
+            logger.warning("the corrector's budget is spent (%s); %s", self._spending(), self._after())
         if self._fallback is None:
             return corrections
         try:
             others = self._fallback.correct([requests[i] for i in unpaid])
         except BudgetExhausted:
-            return corrections  # what was paid for before stays; `exhausted` ends the run
+            return corrections  # keep what was paid for; `exhausted` ends the run
         for i, other in zip(unpaid, others, strict=True):
             corrections[i] = replace(other, fallback=True)
         return corrections
@@ -204,22 +207,22 @@ class OpenAICorrector(Corrector):
         with self._lock:
             self._counts[f"failed_{kind}"] += 1
             first = self._counts[f"failed_{kind}"] == 1
-        if first and kind not in ("budget", "cancelled", "late"):  # of these others warn
+        if first and kind not in ("budget", "cancelled", "late"):  # reported elsewhere
             why = correction.explanation
-            logger.warning("a correction failed (%s); further ones of this kind are only counted", why)
+            logger.warning("a correction failed (%s); further failures of this kind will only be counted", why)
 
     def _after(self) -> str:
         if self._fallback is not None:
-            return f"going on with {self._fallback!r}"
-        return "the run stops" if self.when_spent == "stop" else "going on without corrections"
+            return f"continuing with {self._fallback!r}"
+        return "the run stops" if self.when_spent == "stop" else "continuing without corrections"
 
-    def _spent_words(self) -> str:
+    def _spending(self) -> str:
         spent = self.budget.spent
         tokens = spent.prompt_tokens + spent.completion_tokens
         return f"{spent.calls} calls, {tokens} tokens, {spent.usd:.4f} USD"
 
     def metrics(self) -> dict[str, float]:
-        """Totals of this process since the run began, resumed parts included."""
+        """Totals for this process since the run began, including before a resume."""
         with self._lock:
             values = {f"corrector/{name}": float(count) for name, count in self._counts.items()}
         values |= self.budget.metrics()
@@ -248,10 +251,10 @@ class OpenAICorrector(Corrector):
                 self.budget.load_state_dict(spent)
                 self._counts.clear()  # in place: the session adds to it
                 self._counts.update(counts)
-                # With other limits than those that were spent there may be something left.
+                # If the limits have changed there may be some budget left.
                 self._spent = state.get("spent_limits") == asdict(self.budget.limits)
         except (LookupError, TypeError, ValueError, AttributeError):
-            logger.warning("the checkpoint is of a run with another corrector; the budget is counted from 0")
+            logger.warning("the checkpoint comes from a run with a different corrector; the budget is counted from 0")
             return
         if self._fallback is not None and state.get("fallback"):
             self._fallback.load_state_dict(state["fallback"])
@@ -259,10 +262,10 @@ class OpenAICorrector(Corrector):
     # -- start and end ---------------------------------------------------------------------------------------------
 
     def check(self, task: Task) -> None:
-        """Fail now rather than in mid-run: truth, server, key. The list of models is asked for; that is free."""
+        """Fail early if the judge, server or key is missing or wrong. Only lists the server's models (free)."""
         if self.verify_with_truth:
             if not task.defines("judge"):
-                raise ValueError(f"verify_with_truth needs a judge(), and task {task.name!r} has none")
+                raise ValueError(f"verify_with_truth needs a judge(), but task {task.name!r} has none")
             logger.warning("verify_with_truth is on: the hidden truth filters the corrector's answers")
         import openai
 
@@ -274,22 +277,24 @@ class OpenAICorrector(Corrector):
             raise ValueError(self._bad_key(error.status_code)) from None
         except openai.APIStatusError as error:
             if 300 <= error.status_code < 400:
-                raise ValueError(f"{self.server} redirects to another address: make base_url the final one") from None
-            logger.info("%s lists no models (HTTP %s); going on", self.server, error.status_code)
+                raise ValueError(
+                    f"{self.server} redirects to another address: set base_url to the final one"
+                ) from None
+            logger.info("%s lists no models (HTTP %s); continuing", self.server, error.status_code)
             return
         except (TimeoutError, openai.APIConnectionError):
             raise ValueError(f"no answer from {self.server}: is the server up and base_url right?") from None
         if known and not self.azure and self.model not in known:
             listed = ", ".join(one_line(name, MAX_NAME) for name in known[:10])
-            logger.warning("%s doesn't list a model %r; it lists %s", self.server, self.model, listed)
+            logger.warning("%s doesn't list model %r; it lists %s", self.server, self.model, listed)
 
     def _bad_key(self, status: int) -> str:
         names = "AZURE_OPENAI_API_KEY" if self.azure else "OPENAI_API_KEY"
         return f"{self.server} rejects the key (HTTP {status}): set {names} or pass api_key=. Nothing was spent."
 
     def close(self) -> None:
-        """End what is under way: it comes back as failed, cancelled. Nothing is sent any more until `reopen`: a thread
-        that is just about to ask must not connect anew after an interrupt."""
+        """Cancel pending corrections; they come back as failed. Nothing is sent until `reopen`, so that a thread about
+        to ask doesn't reconnect after an interrupt."""
         with self._lock:
             session, self._session, self._closed = self._session, None, True
         if session is not None:
@@ -304,7 +309,7 @@ class OpenAICorrector(Corrector):
         return session
 
     def reopen(self) -> None:
-        """Take requests again after `close`."""
+        """Accept requests again after `close`."""
         with self._lock:
             self._closed = False
         if self._fallback is not None:
@@ -314,7 +319,7 @@ class OpenAICorrector(Corrector):
 def _result(future: Future[Correction]) -> Correction:
     try:
         return future.result()
-    except CancelledError:  # never begun, because the connection was closed
+    except CancelledError:  # never started, because the session was closed
         return failed("cancelled", "the run ended")
 
 
@@ -323,20 +328,20 @@ def _check_options(model: str, max_usd: float | None, prices: Any, when_spent: A
         raise ValueError(f'when_spent must be "stop", "continue" or a corrector, not {when_spent!r}')
     if max_usd is not None and prices is None:
         raise ValueError(
-            f"max_usd needs the price of {model!r}: give prices=(usd per million prompt tokens, usd per million "
-            "answer tokens), (0, 0) for a server of your own"
+            f"max_usd needs the price of {model!r}: pass prices=(usd per million prompt tokens, usd per million "
+            "answer tokens), or (0, 0) for your own server"
         )
 
 
 def data_url(image: np.ndarray, size: int | None = None) -> str:
-    """A picture, uint8 (height, width, 3), as a PNG data URL, its longer side `size` pixels if given."""
+    """Encode an image, uint8 (height, width, 3), as a PNG data URL, with a longer side of `size` pixels if given."""
     picture = Image.fromarray(image)
     if size is not None:
         scale = size / max(picture.size)
         width, height = (max(1, round(side * scale)) for side in picture.size)
         picture = picture.resize((width, height), Image.Resampling.BICUBIC)
     buffer = io.BytesIO()
-    picture.save(buffer, "PNG", compress_level=1)  # as small as the default on these pictures, and faster
+    picture.save(buffer, "PNG", compress_level=1)  # as small as the default for these images, and faster
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
@@ -356,6 +361,6 @@ def _make_client(
         return openai.AsyncOpenAI(api_key=api_key, base_url=base_url, **always)
     except openai.OpenAIError as error:
         if base_url and not azure and "api_key" in str(error):
-            # Servers of one's own mostly want no key; the client insists on one.
+            # Self-hosted servers rarely need a key, but the client insists on one.
             return openai.AsyncOpenAI(api_key="none", base_url=base_url, **always)
-        raise ValueError(f"the openai client can't be made: {error}") from None
+        raise ValueError(f"could not create the openai client: {error}") from None

@@ -1,4 +1,4 @@
-"""One life of a corrector's connection: a client, its event loop, and the corrections under way in it."""
+"""A corrector's session: a client, its event loop, and the corrections in flight."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ logger = logging.getLogger(__name__)
 
 
 class _Flight:
-    """A correction under way and how many wait for it."""
+    """A correction in flight and the number of waiters."""
 
     task: asyncio.Future[Correction]
 
     def __init__(self) -> None:
         self.waiting = 0
         self.began: float | None = None
-        """`time.perf_counter()` when its turn came."""
+        """`time.perf_counter()` when it got a slot."""
         self.usage = Usage()
-        """What it has cost, once it has ended."""
+        """Its cost, once it has ended."""
 
     def seconds(self, since: float) -> float:
-        """How long it has been worked on since then."""
+        """Seconds it has been in progress since then."""
         return 0.0 if self.began is None else time.perf_counter() - max(self.began, since)
 
 
 class Session:
-    """Lets at most `concurrency` corrections talk to the server at once, each for at most `deadline` seconds.
+    """Runs at most `concurrency` corrections at once, each for at most `deadline` seconds.
 
     Args:
-        counts: Where retries, repairs and shared requests are added up.
+        counts: Counter for retries, repairs and shared requests.
     """
 
     def __init__(
@@ -63,11 +63,12 @@ class Session:
         self._reported = False
 
     def submit(self, request: CorrectionRequest, image_part: Mapping[str, Any]) -> Future[Correction]:
-        """Cancelled at once if the session is closed, and comes back as failed, cancelled, if it closes meanwhile."""
+        """Start a correction. The future is cancelled if the session is closed; the correction fails as cancelled if
+        it closes meanwhile."""
         return self._background.submit(self._join, request_digest(request), request, image_part)
 
     def list_models(self) -> list[str]:
-        """The names of the server's models, as far as it tells them; costs nothing."""
+        """Names of the server's models, if it lists them; free."""
 
         async def ask() -> str:
             request = self.chat.client.models.with_raw_response.list()
@@ -77,15 +78,15 @@ class Session:
         try:
             return [model["id"] for model in json.loads(text)["data"] if isinstance(model["id"], str)]
         except (ValueError, LookupError, TypeError, RecursionError):
-            return []  # a web page, or a list of another kind: not every server keeps to the protocol here
+            return []  # not every server follows the protocol here
 
     def close(self) -> None:
-        """What is under way comes back as failed, cancelled; nothing is sent any more."""
+        """Cancel corrections in flight; they come back as failed. Nothing more is sent."""
         self.closed = True
         self._background.stop(finally_run=self.chat.client.close)
 
     async def _join(self, digest: str, request: CorrectionRequest, image_part: Mapping[str, Any]) -> Correction:
-        """The correction, shared with identical requests that are under way: one of them is sent and pays."""
+        """Get a correction, shared with identical requests in flight: only one is sent and paid for."""
         if request.cancellation.cancelled:
             return failed("late", "given up before its turn came")
         started = time.perf_counter()
@@ -94,10 +95,10 @@ class Session:
         if flight is None:
             flight = self._flights[digest] = _Flight()
             flight.task = asyncio.ensure_future(self._correct(request, image_part, flight))
-            flight.task.add_done_callback(partial(self._land, digest, flight))
+            flight.task.add_done_callback(partial(self._remove, digest, flight))
         flight.waiting += 1
         try:
-            correction = await self._unless_late(flight, request.cancellation)
+            correction = await self._unless_cancelled(flight, request.cancellation)
         except asyncio.CancelledError:
             if not self.closed:
                 raise
@@ -105,17 +106,17 @@ class Session:
         finally:
             flight.waiting -= 1
             if flight.waiting == 0:
-                flight.task.cancel()  # nobody wants it any more; no effect if it is done
-                self._land(digest, flight)  # who asks from now on must not join it
+                flight.task.cancel()  # no one is waiting; no effect if done
+                self._remove(digest, flight)  # later requests must not join it
         if correction is None:
             if flight.waiting == 0:
-                await asyncio.wait({flight.task})  # the connection is closed and its cost known
+                await asyncio.wait({flight.task})  # until its connection is closed and its cost known
             correction = failed("late", "given up unanswered" if flight.began else "given up before its turn came")
         self.counts["shared"] += not first
         return replace(correction, usage=flight.usage if first else Usage(), latency=flight.seconds(since=started))
 
-    async def _unless_late(self, flight: _Flight, cancellation: Cancellation) -> Correction | None:
-        """The answer, or `None` if nobody waits for it any more."""
+    async def _unless_cancelled(self, flight: _Flight, cancellation: Cancellation) -> Correction | None:
+        """The answer, or `None` if the request was cancelled."""
         loop = asyncio.get_running_loop()
         late = loop.create_future()
 
@@ -127,7 +128,7 @@ class Session:
         late.cancel()
         return flight.task.result() if flight.task.done() else None
 
-    def _land(self, digest: str, flight: _Flight, _: object = None) -> None:
+    def _remove(self, digest: str, flight: _Flight, _: object = None) -> None:
         if self._flights.get(digest) is flight:
             del self._flights[digest]
 
@@ -138,8 +139,8 @@ class Session:
                 return failed("unavailable", "the server has failed many times in a row")
             meter = Meter(time.monotonic() + self.deadline, self.chat.features)
             try:
-                # The deadline again, for a conversation that hangs outside any single try.
-                correction = await asyncio.wait_for(self._talk(request, image_part, meter), self.deadline)
+                # The deadline again, in case the conversation hangs outside an HTTP attempt.
+                correction = await asyncio.wait_for(self._converse(request, image_part, meter), self.deadline)
                 self._breaker.record(reached=True)
             except KeyRejected:
                 self._breaker.abandon()
@@ -156,7 +157,7 @@ class Session:
             except asyncio.CancelledError:
                 self._breaker.abandon()
                 raise
-            except Exception as error:  # a fault of ours; one step's answer must not end the run
+            except Exception as error:  # a bug here must not end the run
                 self._breaker.abandon()
                 self._report(error)
                 correction = failed("unusable", type(error).__name__)
@@ -166,13 +167,13 @@ class Session:
         return correction
 
     def _report(self, error: Exception) -> None:
-        """Once, whole, and without the key: it is to be found and mended."""
+        """Log the full traceback once, with the key redacted."""
         if not self._reported:
             trace = printable(self.chat.redact("".join(traceback.format_exception(error))))
-            logger.error("an answer could not be handled; further ones are only counted\n%s", trace)
+            logger.error("could not handle an answer; further failures will only be counted\n%s", trace)
         self._reported = True
 
-    async def _talk(self, request: CorrectionRequest, image_part: Mapping[str, Any], meter: Meter) -> Correction:
+    async def _converse(self, request: CorrectionRequest, image_part: Mapping[str, Any], meter: Meter) -> Correction:
         conversation = self._conversation(request, image_part, meter)
         while True:
             try:
@@ -181,7 +182,7 @@ class Session:
                 conversation = self._conversation(request, image_part, meter)
                 continue
             repairs = conversation.repairs_left
-            # Tools compute for many milliseconds; the other corrections' answers must not wait for that.
+            # Tools can take many milliseconds; don't block the event loop.
             if reply.tool_calls:
                 correction = await asyncio.to_thread(conversation.hear, reply)
             else:
