@@ -37,7 +37,7 @@ def test_late_processes_are_named_and_all_times_kept(caplog):
     collected = collect_on_all_ranks(lambda: rollout([[1.0], [1.0]]), processes((1, 9.0, None, None)), lambda: None)
     with caplog.at_level(logging.WARNING):
         collected.warn_of_late(planned=2)
-    assert "Process 1 ran out of time (rollout_timeout): it hands in 1 of 2 steps after 9.0 s." in caplog.text
+    assert "Process 1 ran out of time (rollout_timeout): it collected 1 of 2 steps in 9.0 s." in caplog.text
     assert "Process 0" not in caplog.text
     assert collected.rollout.times["collect_rank_1"] == 9.0
 

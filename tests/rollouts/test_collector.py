@@ -372,10 +372,10 @@ def test_a_collector_that_is_rewound_goes_on_from_there():
 def test_episodes_that_come_out_otherwise_are_refused_unless_allowed():
     source, blank = collector(ColourTask(length=5), seed=3), ColourTask(length=5, blank=True)
     source.collect(2)
-    with pytest.raises(ValueError, match=r"another observation.*`allow_changed_config=True`"):
+    with pytest.raises(ValueError, match=r"different observation.*`allow_changed_config=True`"):
         collector(blank, seed=3).load_state_dict(source.state_dict())
     other = collector(blank, seed=3, exact_resume=False)
-    with pytest.warns(UserWarning, match="another observation"):
+    with pytest.warns(UserWarning, match="different observation"):
         other.load_state_dict(source.state_dict())
     assert all(np.abs(image.mean() - 128) < 5 for image in other.images)  # what the environment shows now
     assert [info["colour"] for info in other.infos] == [info["colour"] for info in source.infos]

@@ -333,7 +333,7 @@ def test_the_warning_names_a_concurrency_that_can_be_reached(caplog: pytest.LogC
     bounded.collect(8, correction_timeout=0.1)
     (told,) = [record.getMessage() for record in caplog.records]
     assert told.endswith(
-        "8 of 8 corrections came too late and were dropped. Take a faster one, or raise `correction_timeout`."
+        "8 of 8 corrections came too late and were dropped. Use a faster one, or raise `correction_timeout`."
     )
 
 

@@ -157,9 +157,9 @@ def test_an_episode_that_comes_out_otherwise_is_refused(make: Callable[..., gym.
         env.reset()
     env.step(0)
     state = through_json(env.get_state())
-    with pytest.raises(ValueError, match=f"gave another {differing}.*fully determined by its seed and actions"):
+    with pytest.raises(ValueError, match=f"gave a different {differing}.*fully determined by its seed and actions"):
         twin.set_state(state)
-    with pytest.warns(UserWarning, match=f"gave another {differing}"):
+    with pytest.warns(UserWarning, match=f"gave a different {differing}"):
         observation, info = twin.set_state(state, exact=False)
     assert observation.shape == env.observation_space.shape
     assert "colour" in info
@@ -169,7 +169,7 @@ def test_an_environment_that_says_so_may_show_another_picture() -> None:
     env, twin = Replayable(Noisy(length=3)), Replayable(Noisy(length=3))
     twin.unwrapped.spec = EnvSpec("Noisy-v0", nondeterministic=True)
     env.reset(seed=0)
-    with pytest.warns(UserWarning, match="another observation"):
+    with pytest.warns(UserWarning, match="different observation"):
         twin.set_state(env.get_state())
 
 
@@ -189,9 +189,9 @@ def test_an_action_that_fails_now_is_told(monkeypatch: pytest.MonkeyPatch) -> No
         then.setitem(os.environ, "PICKY", "no")
         env.step(3)
     state = env.get_state()
-    with pytest.raises(ValueError, match=r"can't play its episode again: RuntimeError\('not that one'\)"):
+    with pytest.raises(ValueError, match=r"can't replay its episode: RuntimeError\('not that one'\)"):
         twin.set_state(state)
-    with pytest.warns(UserWarning, match="begins a new one"):
+    with pytest.warns(UserWarning, match="starts a new one"):
         twin.set_state(state, exact=False)
     assert twin.step(0)[4]
 
@@ -202,7 +202,7 @@ def test_what_cant_be_played_again_is_found_while_the_run_goes_on(make: Callable
     envs.reset(seed=[0, 1])
     envs.get_states()
     play(envs, 5, seed=0)
-    with pytest.raises(ValueError, match="gave another"):
+    with pytest.raises(ValueError, match="gave a different"):
         envs.get_states()
     kept = LocalVectorEnv(make, 2, pickle_environments=True)
     kept.reset(seed=[0, 1])
@@ -227,5 +227,5 @@ def test_a_generator_that_is_not_numpys_is_told() -> None:
 
     env = Replayable(Old())
     env.reset()
-    with pytest.raises(ValueError, match=r"no `numpy.random.Generator`"):
+    with pytest.raises(ValueError, match=r"not a `numpy.random.Generator`"):
         env.get_state()

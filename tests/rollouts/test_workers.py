@@ -172,7 +172,7 @@ def test_environments_that_can_not_be_restored_are_kept(pickled: bool) -> None:
             for _ in range(12):
                 envs.step(["go"])
         assert ["no longer recycled" in str(each.message) for each in said] == [True]
-        assert ("not me" if pickled else "gave another start") in str(said[0].message)
+        assert ("not me" if pickled else "gave a different start") in str(said[0].message)
         assert (envs.workers[0].pid, envs.lost_episodes) == (pid, 0)
     finally:
         envs.close()
@@ -184,7 +184,7 @@ def test_what_can_not_be_played_again_is_refused_in_one_line() -> None:
         envs.reset(seed=0)
         (state,) = envs.get_states()
         state["environment"]["outcome"]["info"] = "another"
-        with pytest.raises(ValueError, match=r"the episode of <Counter.*gave another info"):
+        with pytest.raises(ValueError, match=r"the episode of <Counter.*gave a different info"):
             envs.set_states([state])
         envs.set_states([state], exact=False)
         assert envs.step(["go"])[0].tolist()[0][0] == 1

@@ -130,7 +130,7 @@ class TestThor:
             env.step("go to fridge 1")
             state = env.get_state()
             state["outcome"]["observation"] = "drawn by another GPU"
-            with pytest.warns(UserWarning, match="another observation"):
+            with pytest.warns(UserWarning, match="different observation"):
                 twin.set_state(json.loads(json.dumps(state)))
             assert env.step("open fridge 1")[4] == twin.step("open fridge 1")[4]
         finally:
