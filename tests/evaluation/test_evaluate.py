@@ -310,7 +310,7 @@ def test_an_evaluation_that_is_stopped_counts_what_was_played():
 def test_nothing_can_be_measured_without_an_episode():
     report = evaluate_agent(RandomAgent(), ColourTask(length=2), 3, stopped=lambda: True)
     assert not report.complete
-    assert str(report) == "colours: no episode of 3 was played to its end"
+    assert str(report) == "colours: none of 3 episodes finished"
     with pytest.raises(ValueError, match="nothing to measure"):
         report.metrics()
 

@@ -333,7 +333,7 @@ def test_an_environment_that_cant_be_saved_says_so():
 
     collector(Unpicklable()).state_dict()  # nobody pickles it
     with pytest.raises(
-        ValueError, match=r"pickle '_thread.lock' object\. Change that, or train with `save_strategy='no'`"
+        ValueError, match=r"pickle '_thread.lock' object\. Fix that, or train with `save_strategy='no'`"
     ):
         collector(Unpicklable(), pickle_environments=True).state_dict()
 
@@ -343,7 +343,7 @@ def test_pickles_are_written_and_read_only_by_who_asks_for_them():
     source.collect(2)
     state = source.state_dict()
     expected = source.collect(4)
-    with pytest.raises(ValueError, match="only if you trust whoever wrote it"):
+    with pytest.raises(ValueError, match="only if you trust its author"):
         collector(ColourTask(length=5)).load_state_dict(state)
     again = collector(OddTask(length=5), pickle_environments=True, seed=9)
     again.load_state_dict(state)

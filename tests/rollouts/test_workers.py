@@ -382,7 +382,7 @@ def test_a_lost_episode_is_counted_and_no_failure() -> None:
     try:
         collector.collect(1)
         os.kill(collector.envs.workers[0].pid, signal.SIGKILL)  # type: ignore[union-attr]
-        with pytest.warns(UserWarning, match="its episode lost"):
+        with pytest.warns(UserWarning, match="its episode is lost"):
             rollout = collector.collect(6)
     finally:
         collector.close()
@@ -416,7 +416,7 @@ def test_an_evaluation_is_the_same_in_processes() -> None:
         evaluate_agent(Careless("raise", times), CounterTask(where), 4, num_envs=2)  # type: ignore[arg-type]
         for where, times in (("sync", 0), ("processes", 0))
     ]
-    with pytest.warns(UserWarning, match="begins anew"):
+    with pytest.warns(UserWarning, match="Restarting episode"):
         reports.append(evaluate_agent(Careless("die", 2), CounterTask(), 4, num_envs=2))  # type: ignore[arg-type]
     assert reports[0] == reports[1] == reports[2]
     by_target = reports[0].extra()
@@ -426,7 +426,7 @@ def test_an_evaluation_is_the_same_in_processes() -> None:
 
 
 def test_an_evaluation_that_loses_every_worker_ends() -> None:
-    with pytest.warns(UserWarning, match="begins anew"), pytest.raises(WorkerLost, match="on purpose"):
+    with pytest.warns(UserWarning, match="Restarting episode"), pytest.raises(WorkerLost, match="on purpose"):
         evaluate_agent(Careless("raise", 99), CounterTask(), 1)  # type: ignore[arg-type]
 
 

@@ -204,7 +204,7 @@ class TestThor:
         try:
             envs.reset(seed=0)
             envs.step(["go to countertop 1"])
-            with pytest.warns(UserWarning, match=r"(?s)its episode lost.*SimulatorLost.*ended with exit code 9"):
+            with pytest.warns(UserWarning, match=r"(?s)its episode is lost.*SimulatorLost.*ended with exit code 9"):
                 _, _, _, truncated, _ = envs.step(["take mug 1 from countertop 1"])
             assert truncated[0]
             assert (envs.lost_episodes, len(unity.pids)) == (1, 2)
