@@ -115,7 +115,7 @@ class GTRTrainer(PPOBridge):
             count_episodes(self.eval_task, args.eval_episodes)  # raises now, not after the first update
         check_start(model, peft_config, with_reference=args.kl_coef > 0)
         set_seed(args.seed)
-        # Before loading the model, so that a broken environment fails early.
+        # Before the model is loaded: an environment that can't be made fails early.
         self.collector = _make_collector(task, self.corrector, args)
         model, processing_class = load_or_take(model, processing_class, args.model_init_kwargs)
         ensure_named_base(model, peft_config, processing_class, args.output_dir)
@@ -296,8 +296,8 @@ class GTRTrainer(PPOBridge):
         args, task = self.args, eval_task or self.eval_task
         count = count_episodes(task, episodes or args.eval_episodes)
         several = self.processes.world_size > 1
-        end = time.monotonic() + (args.ddp_timeout / 2 if several else math.inf)  # the others wait no longer
-        # A separate RNG: evaluating more or less often must not change training.
+        end = time.monotonic() + (args.ddp_timeout / 2 if several else math.inf)  # nobody waits longer for a slow one
+        # Its own random numbers: how often one evaluates must not change what is learned.
         with torch.random.fork_rng(), torch.no_grad(), self.engine.ready():
             torch.manual_seed(args.seed + self.processes.rank)
             played = evaluate_agent(
@@ -316,7 +316,7 @@ class GTRTrainer(PPOBridge):
         if any(received):
             return report  # the run is about to stop
         if not report.complete:
-            logger.warning("The evaluation ran out of time after %d of %d episodes.", len(everybody), count)
+            logger.warning("%d of %d episodes were evaluated in the time that there was.", len(everybody), count)
         if everybody:
             metrics = report.metrics(metric_key_prefix)
             self.log(metrics)
@@ -359,7 +359,7 @@ class GTRTrainer(PPOBridge):
 
 
 def _make_collector(task: Task, corrector: Corrector | None, args: GTRConfig) -> RolloutCollector:
-    """The collector for this process's share of the environments."""
+    """A collector of this process's share of the run's environments."""
     num_envs = args.num_envs // PartialState().num_processes
     return RolloutCollector(
         task,

@@ -65,8 +65,8 @@ def draw_mini_batches(
         transitions: This process's rollout.
         learned: (environments of all processes, steps), bool: which steps to learn from.
         micro_batch_size: Samples per forward pass.
-        accumulation_steps: Forward passes per process in a full mini-batch.
-        rank, world_size: This process's rank and the number of processes.
+        accumulation_steps: Forward passes of each process in one mini-batch of full size.
+        rank, world_size: Of this process, and how many there are.
         seed: Decides the shuffle; the same on all processes.
     """
     size = micro_batch_size * accumulation_steps * world_size

@@ -209,10 +209,10 @@ class Updater:
 
     def _check_start(self, means: Means) -> None:
         """Check that ratios are 1 in the first mini-batch, where old and new policy are the same."""
-        everybody = [deviation for each in self.processes.gather(self._start_deviations) for deviation in each]
-        if not everybody:
+        deviations = [deviation for each in self.processes.gather(self._start_deviations) for deviation in each]
+        if not deviations:
             return
-        deviation, low_precision = max(everybody), self.accelerator.mixed_precision != "no"
+        deviation, low_precision = max(deviations), self.accelerator.mixed_precision != "no"
         means.maximum("policy/ratio_start_max_dev", deviation)
         # Rounding alone was measured to reach the clip range (docs/models.md).
         rounding = low_precision and not self.args.one_batch_shape
