@@ -133,7 +133,7 @@ def test_a_rollout_has_a_deadline_only_where_others_wait():
         make(rollout_timeout=0.0)
 
 
-def test_a_resumed_run_may_be_longer_and_log_otherwise_but_not_learn_otherwise():
+def test_a_resumed_run_may_change_length_and_logging_but_not_learning():
     settings = make().resume_settings()
     changed = make(total_env_steps=99, logging_steps=7, rollout_timeout=3.0, feature_cache_gb=0.5)
     assert changed.resume_settings() == settings

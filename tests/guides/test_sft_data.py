@@ -104,7 +104,7 @@ def test_prompt_and_completion_part_the_messages() -> None:
 
 
 @pytest.mark.parametrize(("n", "exploration"), [(0, 0.1), (5, 1.0), (5, -0.1)])
-def test_senseless_sizes_are_refused(n: int, exploration: float) -> None:
+def test_invalid_sizes_are_refused(n: int, exploration: float) -> None:
     with pytest.raises(ValueError, match=r"row|exploration"):
         make_sft_dataset(make_task("blackjack"), n, exploration=exploration)
 
@@ -168,7 +168,7 @@ def test_a_bad_llava_entry_is_named(tmp_path: Path, bad: Any, message: str) -> N
         read_llava_json(write(tmp_path, entry(), bad), tmp_path)
 
 
-def test_a_file_that_is_no_list_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_a_list_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{")
     with pytest.raises(ValueError, match="not valid JSON"):
         read_llava_json(tmp_path / "x.json", tmp_path)

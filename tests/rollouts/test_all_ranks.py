@@ -13,7 +13,7 @@ def processes(*others):
     return SimpleNamespace(barrier=lambda occasion: 0.25, gather=lambda own: [own, *others])
 
 
-def test_everybody_hears_of_signals_and_faults():
+def test_all_processes_learn_of_signals_and_faults():
     played = rollout([[1.0, 2.0]])
     collected = collect_on_all_ranks(lambda: played, processes((2, 3.0, 15, "the logits")), lambda: None)
     assert collected.rollout is played
@@ -23,7 +23,7 @@ def test_everybody_hears_of_signals_and_faults():
     assert collected.faults == (None, "the logits")
 
 
-def test_a_process_that_can_not_act_reports_it_instead_of_leaving_the_others_waiting():
+def test_a_process_that_cannot_act_reports_it():
     def broken():
         raise FloatingPointError("the logits are not finite")
 

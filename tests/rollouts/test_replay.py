@@ -149,7 +149,7 @@ class Noisy(ColourEnv):
         (Noisy, "observation"),
     ],
 )
-def test_an_episode_that_comes_out_otherwise_is_refused(make: Callable[..., gym.Env], differing: str) -> None:
+def test_a_replay_that_differs_is_refused(make: Callable[..., gym.Env], differing: str) -> None:
     env, twin = Replayable(make(length=3)), Replayable(make(length=3))
     twin.reset(seed=5)
     env.reset(seed=0)
@@ -182,7 +182,7 @@ class Picky(ColourEnv):
         return super().step(action)
 
 
-def test_an_action_that_fails_now_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_whose_action_fails_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     env, twin = Replayable(Picky(length=3)), Replayable(Picky(length=3))
     env.reset(seed=0)
     with monkeypatch.context() as then:
@@ -197,7 +197,7 @@ def test_an_action_that_fails_now_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("make", [OwnGenerator, Numbered, Bonus])
-def test_what_cant_be_played_again_is_found_while_the_run_goes_on(make: Callable[[], gym.Env]) -> None:
+def test_environments_that_cant_be_replayed_fail_early(make: Callable[[], gym.Env]) -> None:
     envs = LocalVectorEnv(make, 2)
     envs.reset(seed=[0, 1])
     envs.get_states()
@@ -213,12 +213,12 @@ def test_what_cant_be_played_again_is_found_while_the_run_goes_on(make: Callable
     assert observations.shape == (2, *kept.single_observation_space.shape)  # type: ignore[misc]
 
 
-def test_what_has_no_state_yet_is_told() -> None:
+def test_saving_before_reset_raises() -> None:
     with pytest.raises(ValueError, match=r"call reset\(\) first"):
         Replayable(ColourEnv()).get_state()
 
 
-def test_a_generator_that_is_not_numpys_is_told() -> None:
+def test_a_generator_other_than_numpys_raises() -> None:
     class Old(ColourEnv):
         np_random = random.Random(0)  # type: ignore[assignment]
 

@@ -95,7 +95,7 @@ def fail_often(envs: WorkerVectorEnv) -> None:
             envs.step(["raise", "go"])
 
 
-def test_an_environment_that_can_not_be_made_is_told() -> None:
+def test_an_environment_that_cannot_be_created_raises() -> None:
     def broken() -> gym.Env:
         raise ValueError("there is no such game")
 
@@ -178,7 +178,7 @@ def test_environments_that_can_not_be_restored_are_kept(pickled: bool) -> None:
         envs.close()
 
 
-def test_what_can_not_be_played_again_is_refused_in_one_line() -> None:
+def test_a_failed_replay_is_a_one_line_error() -> None:
     envs = WorkerVectorEnv(make, 1)
     try:
         envs.reset(seed=0)
@@ -313,7 +313,7 @@ def test_what_a_lost_environment_has_started_ends_with_it(tmp_path: Path, action
         envs.close()
 
 
-def test_a_close_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_close_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trl_gtr.rollouts.workers.PATIENCE", 1.0)
 
     class Stubborn(Counter):
@@ -340,7 +340,7 @@ def test_workers_do_not_load_torch() -> None:
 
 
 @pytest.mark.parametrize("arguments", [(0, {}), (1, {"recycle_after": 0})])
-def test_what_makes_no_sense_is_refused(arguments: tuple[int, dict[str, Any]]) -> None:
+def test_invalid_arguments_are_refused(arguments: tuple[int, dict[str, Any]]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         WorkerVectorEnv(make, arguments[0], **arguments[1])
 
@@ -430,7 +430,7 @@ def test_an_evaluation_that_loses_every_worker_ends() -> None:
         evaluate_agent(Careless("raise", 99), CounterTask(), 1)  # type: ignore[arg-type]
 
 
-def test_what_an_environment_lacks_is_a_value_error() -> None:
+def test_a_missing_dependency_is_a_value_error() -> None:
     class Lacking(CounterTask):
         def make_env(self, *, evaluation: bool = False) -> gym.Env:
             raise ImportError("pip install something")

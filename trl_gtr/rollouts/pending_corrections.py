@@ -75,7 +75,7 @@ class PendingCorrections:
                 try:
                     answers = future.result() if future.done() else [failed("late", "not back in time")] * len(indices)
                 except CancelledError:
-                    answers = [failed("late", "dropped before its turn came")] * len(indices)
+                    answers = [failed("late", "given up before its turn came")] * len(indices)
                 except BudgetExhausted as spent:
                     stop_reason = str(spent)
                     answers = [failed("budget", stop_reason)] * len(indices)
