@@ -54,7 +54,7 @@ def test_what_replaced_the_booleans_of_version_0_1_is_named():
         make(clone_right_actions=False)
     with pytest.raises(ValueError, match="Set clone='thoughts' instead"):
         make(clone_right_thoughts=True)
-    with pytest.raises(ValueError, match="Set clone='corrected_responses', or 'responses' with right thoughts too"):
+    with pytest.raises(ValueError, match="Set clone='corrected_responses', or 'responses' to include right thoughts"):
         make(clone_full_response=True)
 
 
@@ -75,7 +75,7 @@ def test_rules_are_for_fields_that_exist():
         ({"dual_clip": 1.0}, "`dual_clip` must be greater than 1 or None"),
         ({"ppo_coef": 0.0, "thought_cloning_coef": 0.0}, "nothing would be learned"),
         ({"thought_cloning_coef": -1.0}, "must be at least 0, got -1.0"),
-        ({"num_envs": 3, "rollout_steps": 5, "per_device_train_batch_size": 4}, "no multiple of the mini-batch"),
+        ({"num_envs": 3, "rollout_steps": 5, "per_device_train_batch_size": 4}, "not a multiple of the mini-batch"),
         ({"cloning_learning_rate": 1e-4}, "needs `update_schedule='separate'`"),
         ({"kl_coef": 0.1, "kl_estimator": "k1"}, "needs `kl_estimator='k3'`"),
         ({"clone": "everything"}, "`clone` must be one of"),
@@ -133,7 +133,7 @@ def test_a_rollout_has_a_deadline_only_where_others_wait():
         make(rollout_timeout=0.0)
 
 
-def test_a_resumed_run_may_be_longer_and_log_otherwise_but_not_learn_otherwise():
+def test_a_resumed_run_may_change_length_and_logging_but_not_learning():
     settings = make().resume_settings()
     changed = make(total_env_steps=99, logging_steps=7, rollout_timeout=3.0, feature_cache_gb=0.5)
     assert changed.resume_settings() == settings
@@ -175,12 +175,16 @@ def test_without_a_mini_batch_the_accumulation_steps_count_as_given():
     ("count", "sizes", "message"),
     [
         # 16 × 64 = 1024 steps in batches of 24: no number of them divides the rollout.
-        (1, {"per_device_train_batch_size": 24}, "is no multiple of per_device_train_batch_size.*No mini-batch fits"),
+        (
+            1,
+            {"per_device_train_batch_size": 24},
+            "is not a multiple of per_device_train_batch_size.*No mini-batch fits",
+        ),
         (4, {"per_device_train_batch_size": 64}, r"= 64 × 4 = 256\. A `mini_batch_size` of 256, 512, 1024 would fit"),
-        (1, {"mini_batch_size": 96}, r"no multiple of the mini-batch.*of 16, 32, 64, 128 would fit"),
-        (1, {"gradient_accumulation_steps": 1}, "takes 16 accumulation steps of 8 .*_accumulation_steps` = 1"),
+        (1, {"mini_batch_size": 96}, r"not a multiple of the mini-batch.*of 16, 32, 64, 128 would fit"),
+        (1, {"gradient_accumulation_steps": 1}, "needs 16 accumulation steps of 8 .*_accumulation_steps` = 1"),
         (1, {"gradient_accumulation_steps": 32}, "`gradient_accumulation_steps` = 32 was given. Leave it out"),
-        (64, {}, "`num_envs` = 64 with `rollout_steps` = 16 collects as many steps"),
+        (64, {}, "`num_envs` = 64 with `rollout_steps` = 16 collects just as many steps"),
         (1, {"mini_batch_size": 0}, "`mini_batch_size` must be at least 1"),
         (1, {"gradient_accumulation_steps": 0}, "`gradient_accumulation_steps` must be at least 1"),
         (1, {"per_device_train_batch_size": 0}, "`per_device_train_batch_size` must be at least 1"),
@@ -195,7 +199,7 @@ def test_a_mini_batch_that_does_not_divide_names_sizes_that_would(processes, cou
 @pytest.mark.parametrize(("size", "warns"), [(1024, True), (512, False)])
 def test_a_mini_batch_of_the_whole_rollout_warns(caplog, size, warns):
     make(num_envs=16, rollout_steps=64, mini_batch_size=size)
-    assert ("each PPO epoch makes a single optimizer step" in caplog.text) == warns
+    assert ("each PPO epoch takes a single optimizer step" in caplog.text) == warns
 
 
 def test_a_resumed_run_keeps_its_mini_batch():

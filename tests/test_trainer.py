@@ -152,7 +152,7 @@ def test_lora_dropout_makes_no_noise(make_trainer, toy_checkpoint):
     assert len(trainer.state.log_history) == 3
 
 
-def test_the_same_seed_gives_the_same_run_and_another_one_another(make_trainer):
+def test_runs_depend_on_the_seed_alone(make_trainer):
     runs = []
     for seed in (1, 1, 2):
         trainer = make_trainer(seed=seed)
@@ -472,7 +472,7 @@ class Shaping(Guide):
         return {"guide/calls": float(len(self.calls))}
 
 
-def test_a_guide_of_ones_own_shapes_advantages(make_trainer):
+def test_a_custom_guide_shapes_advantages(make_trainer):
     advantages = []
     for amount in (0.0, 10.0):
         guide = Shaping(amount)
@@ -724,7 +724,7 @@ def test_special_tokens_in_a_corrected_thought_are_text(make_trainer):
     assert {trainer.policy.spans.text(s.target_ids[: s.num_labels]) for s in samples} == {'{"thoughts": "<image></s>'}
 
 
-def test_a_label_that_no_ids_can_spell_is_thrown_away_and_counted(make_trainer):
+def test_a_label_that_no_ids_can_encode_is_discarded_and_counted(make_trainer):
     """The toy vocabulary has no é, and an unknown character is a special token."""
     trainer = make_trainer(corrector=Spelling("rosé"))
     trainer.train()
@@ -876,7 +876,7 @@ def test_resume_true_takes_the_newest_and_says_if_there_is_none(make_trainer):
     assert second.train(resume_from_checkpoint=True).global_step == 2
 
 
-def test_a_folder_that_is_no_checkpoint_is_refused(make_trainer, toy_checkpoint):
+def test_a_folder_that_is_not_a_checkpoint_is_refused(make_trainer, toy_checkpoint):
     with pytest.raises(ValueError, match="not a checkpoint of this trainer"):
         make_trainer().train(resume_from_checkpoint=toy_checkpoint)
 
@@ -944,7 +944,7 @@ def test_logits_that_are_not_finite_end_the_run_with_a_checkpoint(make_trainer, 
     assert (tmp_path / "run" / "checkpoint-1" / "trainer_state.json").is_file()
 
 
-def test_a_stop_is_saved_beside_an_older_run(make_trainer, tmp_path):
+def test_a_stop_is_saved_next_to_an_older_run(make_trainer, tmp_path):
     """That there is a checkpoint of this number doesn't mean that it is ours."""
 
     class Spent(Corrector):
@@ -987,7 +987,7 @@ def test_all_of_random_deals_is_refused_before_training(make_trainer):
         make_trainer(eval_episodes="all", eval_strategy="steps", eval_steps=1)
 
 
-def test_an_evaluation_ends_when_the_run_is_told_to_stop(make_trainer):
+def test_an_evaluation_ends_on_a_stop_signal(make_trainer):
     trainer = make_trainer(eval_episodes=50)
     trainer.signals.received = 15
     before = len(trainer.state.log_history)

@@ -1,4 +1,4 @@
-"""Every hyper-parameter of GTR, documented once. `docs/configuration` is generated from these help texts."""
+"""Every GTR hyper-parameter, documented in one place. `docs/configuration` is generated from these help texts."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from .storage.plain_data import json_options
 logger = logging.getLogger(__name__)
 
 MODEL_INIT_KWARGS = ("model_init_kwargs", '{"dtype": "bfloat16"}')
-"""The field's name and an example, for `json_options`."""
+"""Field name and example, for `json_options`."""
 
 
 def _field(
     default: Any, help: str, resume: Literal["same", "free"] = "same", default_factory: Any = MISSING, **rule: Any
 ) -> Any:
-    """A field with its help and its rule. What decides what is learned must be the same in a resumed run."""
+    """A field with its help and rule. Fields that affect learning must be the same in a resumed run."""
     metadata = FieldMetadata(help=help, rule=Rule(resume, **rule))
     return field(default=default, default_factory=default_factory, metadata=metadata)
 
 
 def episode_count(given: int | str | None, name: str) -> int | Literal["all"]:
-    """A number of episodes, or "all"; command lines give both as text."""
+    """A number of episodes, or "all"; both may be strings from the command line."""
     if given == "all":
         return "all"
     try:
@@ -47,72 +47,73 @@ def episode_count(given: int | str | None, name: str) -> int | Literal["all"]:
 class GTRConfig(PPOConfig):
     """Configuration of [`GTRTrainer`].
 
-    One update collects `num_envs × rollout_steps` environment steps; its mini-batches are `mini_batch_size` of them,
-    which is `per_device_train_batch_size × gradient_accumulation_steps × processes`. `global_step` counts updates, and
-    so do `logging_steps`, `save_steps` and `eval_steps`. "Paper" is Guided Thought Reinforcement (arXiv 2503.08525).
+    One update collects `num_envs × rollout_steps` environment steps and learns from them in mini-batches of
+    `mini_batch_size = per_device_train_batch_size × gradient_accumulation_steps × processes`. `global_step`,
+    `logging_steps`, `save_steps` and `eval_steps` all count updates. "Paper" is Guided Thought Reinforcement
+    (arXiv 2503.08525).
     """
 
     _argument_group_name = "GTR, PPO and training"
 
     # --- defaults that differ from PPOConfig's -----------------------------------------------------------------
     learning_rate: float = _field(
-        1e-5, "Learning rate of the policy. Paper: 1e-5, falling to 1e-9 by a cosine.", at_least=0
+        1e-5, "Learning rate of the policy. Paper: 1e-5 with cosine decay to 1e-9.", at_least=0
     )
     adam_epsilon: float = _field(1e-7, "Epsilon of AdamW. Paper: 1e-7.")
     max_grad_norm: float = _field(
-        0.5, "Gradients of a mini-batch are clipped to this norm; 0 turns clipping off.", at_least=0
+        0.5, "Clip the gradient norm of each mini-batch to this; 0 turns clipping off.", at_least=0
     )
     gamma: float = _field(0.9, "Discount per environment step. Paper: 0.9.", at_least=0, at_most=1)
     lam: float = _field(0.95, "λ of GAE, over environment steps. Paper: 0.95.", at_least=0, at_most=1)
     cliprange: float = _field(0.1, "Clip range of the probability ratio. Paper: 0.1.", above=0, below=1)
     vf_coef: float = _field(0.5, "Weight of the value loss. Paper: 0.5.", at_least=0)
-    cliprange_value: float | None = _field(None, "Clip range of the value; None (default) leaves it unclipped.")
+    cliprange_value: float | None = _field(None, "Clip range of the value; None (default): no clipping.")
     kl_coef: float = _field(
-        0.0, "Weight of a k3 KL penalty to the starting policy; 0 (paper) holds no reference.", at_least=0
+        0.0, "Weight of a k3 KL penalty to the starting policy; 0 (paper): no reference model is kept.", at_least=0
     )
     kl_estimator: Literal["k1", "k3"] = _field("k3", "Estimator of that KL; only k3 has a usable gradient.")
     temperature: float = _field(
         0.2,
-        "Sampling temperature, in rollouts and in their log-probs. Paper: 0.2.",
+        "Sampling temperature, for rollouts and for their log-probs. Paper: 0.2.",
         above=0,
-        advice="PPO needs sampled actions; take a small temperature.",
+        advice="PPO needs sampled actions; use a small temperature.",
     )
-    logging_steps: float = _field(1, "Log every this many updates.", resume="free")
+    logging_steps: float = _field(1, "Log every so many updates.", resume="free")
     bf16: bool | None = _field(
         None,
-        "bfloat16 autocast. None: on where the accelerator supports it, off on CPU. Sums stay in float32.",
+        "bfloat16 autocast. None: on if the accelerator supports it, off on CPU. Sums stay in float32.",
         resume="free",
     )
 
     model_init_kwargs: dict[str, Any] | str | None = _field(  # noqa: RUF009
-        None, "Arguments of `from_pretrained` for a model given by name; JSON on the command line.", resume="free"
+        None, "Arguments to `from_pretrained` for a model given by name; JSON on the command line.", resume="free"
     )
 
     # --- sizes ------------------------------------------------------------------------------------------------
     total_env_steps: int = _field(
-        15_000, "Environment steps of the whole run, all processes together. Paper: 15000.", resume="free", at_least=1
+        15_000, "Environment steps in the whole run, over all processes. Paper: 15000.", resume="free", at_least=1
     )
-    num_envs: int = _field(16, "Environments stepped side by side, all processes together.", at_least=1)
+    num_envs: int = _field(16, "Environments stepped in parallel, over all processes.", at_least=1)
     rollout_steps: int = _field(
-        64, "Steps of each environment in one update. Paper: 1024 steps an update on cards.", at_least=1
+        64, "Steps per environment in one update. Paper: 1024 steps per update on cards.", at_least=1
     )
     mini_batch_size: int | None = _field(
         None,
-        "Environment steps behind one optimizer step, all processes together; `gradient_accumulation_steps` follows "
-        "from it. None: what the batch size of a process, the accumulation steps and the processes make. Paper: 128.",
+        "Environment steps per optimizer step, over all processes; sets `gradient_accumulation_steps`. None: batch "
+        "size per process × accumulation steps × processes. Paper: 128.",
         resume="free",
         at_least=1,
     )
     gradient_accumulation_steps: int = _field(
         None,
-        "Batches that each process adds up before an optimizer step. None: worked out from `mini_batch_size`, or 1.",
+        "Batches accumulated per process before an optimizer step. None: computed from `mini_batch_size`, or 1.",
         at_least=1,
         optional=True,
     )
-    max_completion_length: int = _field(256, "Most new tokens of a response. Paper: 256.", at_least=1)
+    max_completion_length: int = _field(256, "Maximum number of new tokens per response. Paper: 256.", at_least=1)
     feature_cache_gb: float = _field(
         2.0,
-        "Memory of each process, in GiB, for images that are processed already; what doesn't fit is done again.",
+        "Memory per process, in GiB, for caching processed images; images that don't fit are processed again.",
         resume="free",
         at_least=0,
         below=math.inf,
@@ -122,44 +123,44 @@ class GTRConfig(PPOConfig):
     # --- the response -----------------------------------------------------------------------------------------
     repetition_penalty: float = _field(
         1.0,
-        "As in `generate`; applied to the log-probs too, so that what is scored is what was sampled. Paper: 1.2.",
+        "As in `generate`; also applied to the log-probs, so that scoring matches sampling. Paper: 1.2.",
         above=0,
         advice="1.0 turns it off.",
     )
     thought_prob_coef: float = _field(
         0.5,
-        "λ: weight of the thought tokens' log-prob beside the action's. Paper: 0.5 on cards, 0.2 on ALFWorld.",
+        "λ: weight of the thought tokens' log-prob relative to the action's. Paper: 0.5 on cards, 0.2 on ALFWorld.",
         at_least=0,
     )
     invalid_action: Literal["random", "penalty"] = _field(
         "random",
-        "What a response without a legal action does: 'random' executes a random legal one, 'penalty' skips the "
-        "environment's step and pays -1; a skipped step counts towards the game's own limit of steps.",
+        "What happens when a response has no legal action: 'random' plays a random legal one, 'penalty' skips the "
+        "environment step for a reward of -1; skipped steps count towards the game's step limit.",
     )
     format_reward: float = _field(
         5.0,
-        "Bonus of a valid response, in units of reward, added to its own step's advantage after GAE. Paper: 5.",
+        "Bonus for a valid response, in reward units, added to that step's advantage after GAE. Paper: 5.",
         at_least=0,
     )
     reward_scale: float | None = _field(
         None,
-        "Rewards and the format reward are multiplied by this. None: the task's own `reward_scale`, else 1.",
+        "Multiplies rewards and the format reward. None: the task's own `reward_scale`, else 1.",
         above=0,
     )
 
     # --- PPO --------------------------------------------------------------------------------------------------
     ppo_coef: float = _field(1.0, "Weight of the policy loss; 0 drops it (cloning only).", at_least=0)
     dual_clip: float | None = _field(
-        3.0, "Bounds the loss of negative advantages at this multiple of |A|; None: plain PPO.", above=1
+        3.0, "Caps the loss for negative advantages at this multiple of |A|; None: plain PPO.", above=1
     )
     target_kl: float | None = _field(
         None,
-        "PPO epochs of an update end once a mini-batch's approximate KL, over all processes, exceeds this.",
+        "Stop an update's PPO epochs once a mini-batch's approximate KL, over all processes, exceeds this.",
         above=0,
     )
     min_advantage_std: float = _field(
         0.1,
-        "Advantages are divided by max(their spread, this), so that noise isn't blown up when all goes well.",
+        "Advantages are divided by max(std, this), so that noise isn't amplified when episodes hardly differ.",
         above=0,
     )
     value_head_sizes: list[int] = _field(  # noqa: RUF009
@@ -171,37 +172,37 @@ class GTRConfig(PPOConfig):
     )
     one_batch_shape: bool = _field(
         False,
-        "Score all of an update's batches with as many rows and tokens, those of the largest, so that ratios start at "
-        "exactly 1 in bfloat16 too. Costs padding, and scoring in batches of `per_device_train_batch_size`.",
+        "Pad all batches of an update to the shape of the largest, so that ratios start at exactly 1 in bfloat16 "
+        "too. Costs padding, and scoring uses batches of `per_device_train_batch_size`.",
     )
-    value_warmup_updates: int = _field(0, "First updates in which PPO trains the value head only.", at_least=0)
+    value_warmup_updates: int = _field(0, "Initial updates in which PPO trains only the value head.", at_least=0)
 
     # --- thought cloning --------------------------------------------------------------------------------------
     thought_cloning_coef: float = _field(1.0, "Weight of the thought-cloning loss; 0 drops it (PPO only).", at_least=0)
     cloning_weight: Literal["share", "constant"] = _field(
-        "share", "'share' (paper): the weight is multiplied by the share of steps that were corrected in this update."
+        "share", "'share' (paper): multiply the weight by the share of this update's steps that were corrected."
     )
     update_schedule: Literal["joint", "separate"] = _field(
         "joint",
-        "'joint' (paper): one summed loss per micro-batch. 'separate': cloning is a phase of its own after PPO.",
+        "'joint' (paper): one summed loss per micro-batch. 'separate': a separate cloning phase after PPO.",
     )
-    cloning_steps: int = _field(16, "Mini-batches of the separate cloning phase.", at_least=1)
+    cloning_steps: int = _field(16, "Mini-batches in the separate cloning phase.", at_least=1)
     cloning_learning_rate: float | None = _field(
         None, "Learning rate in the separate cloning phase, on the run's schedule; None or 0: `learning_rate`."
     )
     correction_buffer_size: int = _field(
-        100_000, "Corrections kept across updates (DAgger); then a uniform reservoir.", at_least=1
+        100_000, "Corrections kept across updates (DAgger); beyond that, a uniform reservoir sample.", at_least=1
     )
     clone: Literal[
         "corrected_thoughts", "thoughts", "thoughts_and_right_actions", "corrected_responses", "responses"
     ] = _field(
         "corrected_thoughts",
-        "What is cloned. 'corrected_thoughts' (paper): no others, and no actions. 'thoughts': those that were right "
-        "already too. 'thoughts_and_right_actions': with the action where the agent's own is what the right thought "
-        "calls for. 'corrected_responses' and 'responses': as the first two, always with the corrector's action (the "
-        "paper found it worse).",
+        "What is cloned. 'corrected_thoughts' (paper): only corrected thoughts, no actions. 'thoughts': also thoughts "
+        "that were already right. 'thoughts_and_right_actions': also the action, if the agent chose the one that the "
+        "right thought calls for. 'corrected_responses' and 'responses': like the first two, but always with the "
+        "corrector's action (worse in the paper).",
     )
-    # Settings of version 0.1: given, they are an error that names what replaced them.
+    # Settings of version 0.1: setting one raises an error that names its replacement.
     clone_right_thoughts: bool | None = _field(None, "Replaced.", resume="free", instead="clone='thoughts'")
     clone_right_actions: bool | None = _field(
         None, "Replaced.", resume="free", instead="clone='thoughts_and_right_actions'"
@@ -210,26 +211,26 @@ class GTRConfig(PPOConfig):
         None,
         "Replaced.",
         resume="free",
-        instead="clone='corrected_responses', or 'responses' with right thoughts too,",
+        instead="clone='corrected_responses', or 'responses' to include right thoughts,",
     )
 
     # --- several processes, faults, resuming ------------------------------------------------------------------
     rollout_timeout: float | None = _field(
         None,
-        "Seconds after which a process hands in what it has collected, so that slow environments don't keep the "
-        "others waiting; looked at between steps. None: half of `ddp_timeout` with several processes, else no limit.",
+        "Seconds after which a process returns what it has collected, so that slow environments don't hold up the "
+        "others; checked between steps. None: half of `ddp_timeout` with several processes, else no limit.",
         resume="free",
         above=0,
     )
     correction_timeout: float | None = _field(
         None,
-        "Seconds to wait, when a rollout ends, for corrections; what isn't back by then has failed. None: 300, or a "
-        "quarter of `ddp_timeout` with several processes if that is less.",
+        "Seconds to wait for corrections at the end of a rollout; any still missing count as failed. None: 300, or a "
+        "quarter of `ddp_timeout` if that is less and there are several processes.",
         resume="free",
         above=0,
     )
     ddp_timeout: int = _field(
-        1800, "Seconds that a process waits for the others before the run ends with an error.", resume="free", above=0
+        1800, "Seconds a process waits for the others before the run fails.", resume="free", above=0
     )
     max_skipped_steps: int = _field(
         10,
@@ -239,41 +240,41 @@ class GTRConfig(PPOConfig):
     )
     allow_changed_config: bool = _field(
         False,
-        "Resume although settings differ from the checkpoint's. The run is then not the one that it continues.",
+        "Resume even if settings differ from the checkpoint's. The result is no longer the same run.",
         resume="free",
     )
     pickle_environments: bool = _field(
         False,
-        "Save environments as pickles instead of playing their episodes again on resuming: for environments whose "
-        "episodes don't follow from seed and actions. Resuming executes whatever such a checkpoint says.",
+        "Save environments as pickles instead of replaying their episodes on resume: for environments whose episodes "
+        "aren't determined by seed and actions. Unpickling can execute arbitrary code from the checkpoint.",
         resume="free",
     )
     overwrite: bool = _field(
         False,
-        "Start afresh in an output folder that holds an earlier run: its checkpoints, metrics, card and logged "
-        "episodes are removed as training begins, and nothing else. Without it such a folder is refused.",
+        "Start over in an output folder that holds an earlier run: only its checkpoints, metrics, model card and "
+        "logged episodes are deleted when training begins. Without it, such a folder is an error.",
         resume="free",
     )
 
-    # --- what is shown ----------------------------------------------------------------------------------------
-    log_completions: bool = _field(False, "Print a table of sampled steps at every log.", resume="free")
-    num_completions_to_print: int = _field(4, "Rows of that table.", resume="free")
+    # --- logging ----------------------------------------------------------------------------------------------
+    log_completions: bool = _field(False, "Print a table of sampled steps with every log.", resume="free")
+    num_completions_to_print: int = _field(4, "Number of rows in that table.", resume="free")
     episode_log_rate: float = _field(
         0.1,
-        "Share of the episodes that are written to `episodes/` in the output folder, for the report; 0: none.",
+        "Share of episodes written to `episodes/` in the output folder, for the report; 0: none.",
         resume="free",
         at_least=0,
         at_most=1,
     )
     episode_log_max_steps: int = _field(
         5000,
-        "About how many steps a run may write there: the share is lowered in a run that would write more.",
+        "Approximate limit on the steps written there: the share is lowered for runs that would exceed it.",
         resume="free",
         at_least=1,
     )
     eval_episodes: int | str | None = _field(
         64,
-        "Episodes of `evaluate()`; 'all': each game or hand of the evaluation task once, if it has a list of them.",
+        "Episodes per `evaluate()`; 'all': every game or hand of the evaluation task once, if it lists them.",
         resume="free",
     )
     eval_greedy: bool = _field(True, "Evaluate without sampling.", resume="free")
@@ -288,43 +289,43 @@ class GTRConfig(PPOConfig):
         self._check_values()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the hub's token: `training_args.bin` is this object pickled, and is pushed with the policy."""
+        """Omit the Hub token: `training_args.bin` is this object pickled, and is pushed with the policy."""
         return self.__dict__ | {"hub_token": None}
 
     @property
     def num_updates(self) -> int:
-        """How many updates the run has: `total_env_steps` rounded up to whole rollouts."""
+        """Updates in the run: `total_env_steps` rounded up to whole rollouts."""
         return math.ceil(self.total_env_steps / (self.num_envs * self.rollout_steps))
 
     @property
     def rollout_deadline(self) -> float:
-        """`rollout_timeout` in seconds, its default filled in."""
+        """`rollout_timeout` in seconds, with the default resolved."""
         if self.rollout_timeout is not None:
             return self.rollout_timeout
         return self.ddp_timeout / 2 if PartialState().num_processes > 1 else math.inf
 
     @property
     def correction_deadline(self) -> float:
-        """`correction_timeout` in seconds, its default filled in."""
+        """`correction_timeout` in seconds, with the default resolved."""
         if self.correction_timeout is not None:
             return self.correction_timeout
         return min(300.0, self.ddp_timeout / 4) if PartialState().num_processes > 1 else 300.0
 
     def resume_settings(self) -> dict[str, Any]:
-        """What a resumed run must share with its checkpoint: everything that decides what is learned."""
+        """Settings a resumed run must share with its checkpoint: everything that affects learning."""
         values = self.to_dict()
         shared = {name: values[name] for name, rule in field_rules().items() if rule.resume == "same"}
         return shared | {"processes": PartialState().num_processes}
 
     def _set_time_out_on_cpu(self) -> None:
-        """`TrainingArguments` hands `ddp_timeout` to the process group, but not on the CPU: make the group first."""
+        """On CPU, `TrainingArguments` doesn't pass `ddp_timeout` to the process group, so create the group first."""
         use_cpu = self.use_cpu or str_to_bool(os.environ.get("ACCELERATE_USE_CPU", "False"))
         if use_cpu and int(os.environ.get("WORLD_SIZE", "1")) > 1:
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timedelta(seconds=self.ddp_timeout))
 
     @classmethod
     def rl4vlm(cls, **overrides: Any) -> GTRConfig:
-        """RL4VLM (arXiv 2405.10292): PPO with no corrector and no format reward. Pair it with a task made with
+        """RL4VLM (arXiv 2405.10292): PPO without corrector or format reward. Use it with a task created with
         `cut=False`."""
         return cls(**{"thought_cloning_coef": 0.0, "format_reward": 0.0, **overrides})
 
@@ -345,7 +346,7 @@ class GTRConfig(PPOConfig):
         self._check_combinations()
 
     def _set_sizes(self, processes: int) -> None:
-        """Check that the sizes divide, and work out `gradient_accumulation_steps` where a mini-batch is given."""
+        """Check that the sizes divide evenly, and derive `gradient_accumulation_steps` from a given mini-batch."""
         given, rollout = self.gradient_accumulation_steps, self.num_envs * self.rollout_steps
         _require(
             self.num_envs % processes == 0,
@@ -356,26 +357,26 @@ class GTRConfig(PPOConfig):
         mini_batch = self.mini_batch_size or batch * (given or 1)
         _require(
             mini_batch % batch == 0,
-            f"`mini_batch_size` = {mini_batch} is no multiple of per_device_train_batch_size × processes = "
+            f"`mini_batch_size` = {mini_batch} is not a multiple of per_device_train_batch_size × processes = "
             f"{self.per_device_train_batch_size} × {processes} = {batch}. "
             + _sizes_that_fit(rollout, batch, mini_batch),
         )
         _require(
             rollout % mini_batch == 0,
-            f"An update has num_envs × rollout_steps = {rollout} steps, which is no multiple of the mini-batch: "
-            f"{mini_batch}, over all processes. {_sizes_that_fit(rollout, batch, mini_batch)}",
+            f"An update has num_envs × rollout_steps = {rollout} steps, which is not a multiple of the mini-batch "
+            f"size over all processes, {mini_batch}. {_sizes_that_fit(rollout, batch, mini_batch)}",
         )
         self.gradient_accumulation_steps, self.mini_batch_size = mini_batch // batch, mini_batch
         _require(
             given in (None, self.gradient_accumulation_steps),
-            f"`mini_batch_size` = {mini_batch} takes {self.gradient_accumulation_steps} accumulation steps of "
+            f"`mini_batch_size` = {mini_batch} needs {self.gradient_accumulation_steps} accumulation steps of "
             f"{self.per_device_train_batch_size} on each of {processes} processes, but `gradient_accumulation_steps` "
-            f"= {given} was given. Leave it out: it follows from the mini-batch.",
+            f"= {given} was given. Leave it out: it is derived from the mini-batch size.",
         )
         if mini_batch == rollout:
             logger.warning(
-                "The mini-batch is the whole rollout of %d steps, so that each PPO epoch makes a single optimizer "
-                "step. Set a smaller `mini_batch_size` (paper: 128), or collect more steps in an update.",
+                "The mini-batch is the whole rollout of %d steps, so each PPO epoch takes a single optimizer step. "
+                "Set a smaller `mini_batch_size` (paper: 128), or collect more steps per update.",
                 rollout,
             )
 
@@ -388,7 +389,7 @@ class GTRConfig(PPOConfig):
         _require(
             PartialState().num_processes == 1 or self.rollout_deadline + self.correction_deadline < self.ddp_timeout,
             f"`rollout_timeout` ({self.rollout_deadline:g}) and `correction_timeout` ({self.correction_deadline:g}) "
-            f"together must be less than `ddp_timeout` ({self.ddp_timeout}), after which the others wait no longer.",
+            f"must add up to less than `ddp_timeout` ({self.ddp_timeout}), after which the other processes give up.",
         )
         _require(
             not self.fsdp and not str_to_bool(os.environ.get("ACCELERATE_USE_FSDP", "False")),
@@ -396,7 +397,7 @@ class GTRConfig(PPOConfig):
         )
         _require(
             not self.cloning_learning_rate or self.update_schedule == "separate",
-            "`cloning_learning_rate` needs `update_schedule='separate'`: a joint step has one learning rate.",
+            "`cloning_learning_rate` needs `update_schedule='separate'`: a joint step has only one learning rate.",
         )
         _require(
             not self.cloning_learning_rate or self.learning_rate > 0,
@@ -407,7 +408,7 @@ class GTRConfig(PPOConfig):
 
 @cache
 def field_rules() -> dict[str, Rule]:
-    """The rules of all fields that have one, ours first; what a field's type says is part of its rule."""
+    """The rules of all fields that have one, ours first, completed from the fields' types."""
     rules, hints = {}, get_type_hints(GTRConfig)
     for each in fields(GTRConfig):
         if each.name in GTRConfig.__annotations__:
@@ -419,7 +420,7 @@ def field_rules() -> dict[str, Rule]:
 
 
 def refused_fields() -> dict[str, str]:
-    """Fields that raise an error when they are set, and what to set instead."""
+    """Fields that raise an error when set, and what to set instead."""
     return {name: rule.instead for name, rule in field_rules().items() if rule.instead is not None}
 
 
@@ -429,14 +430,14 @@ def _require(condition: bool, message: str) -> None:
 
 
 def _other_shape(rollout: int, processes: int) -> str:
-    """How the same number of steps could be collected with an environment for every process."""
+    """Suggest collecting the same number of steps with one environment per process."""
     if rollout % processes:
         return ""
-    return f" `num_envs` = {processes} with `rollout_steps` = {rollout // processes} collects as many steps."
+    return f" `num_envs` = {processes} with `rollout_steps` = {rollout // processes} collects just as many steps."
 
 
 def _sizes_that_fit(rollout: int, batch: int, wanted: int) -> str:
-    """The mini-batches nearest to the wanted one that divide a rollout and that whole batches make up."""
+    """Suggest the nearest mini-batch sizes that divide a rollout and are multiples of the batch."""
     sizes = [size for size in range(batch, rollout + 1, batch) if rollout % size == 0]
     if not sizes:
         return "No mini-batch fits: change `per_device_train_batch_size`, `num_envs` or `rollout_steps`."

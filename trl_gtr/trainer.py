@@ -1,6 +1,6 @@
-"""GTRTrainer: TRL's PPO trainer for vision-language agents whose thoughts a guide corrects.
+"""GTRTrainer: TRL's PPO trainer for vision-language agents, with a guide that corrects their thoughts.
 
-The algorithm is [`GTRTrainer.train`]; each of its steps is one method below it.
+The algorithm is in [`GTRTrainer.train`].
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ class GTRTrainer(PPOBridge):
     Args:
         model: A vision-language model, or the name or folder to load it from.
         args: The hyper-parameters.
-        task: What is played.
-        corrector: Who corrects thoughts. Needed unless `thought_cloning_coef` is 0 or a `guide` is given.
+        task: The task to play.
+        corrector: Corrects thoughts. Required unless `thought_cloning_coef` is 0 or a `guide` is given.
         processing_class: The model's processor; loaded with the model if left out.
-        eval_task: What `evaluate` plays; the training task if left out.
-        callbacks: Further `TrainerCallback`s.
-        optimizers: Optimizer of the model's weights, and its scheduler or `None`; made from `args` if left out.
+        eval_task: The task for `evaluate`; the training task if left out.
+        callbacks: Additional `TrainerCallback`s.
+        optimizers: Optimizer for the model's weights, and its scheduler or `None`; built from `args` if left out.
         peft_config: Train an adapter instead of the model.
-        guide: Who teaches thoughts, instead of a `corrector`.
-        advantage_estimator: What a step is worth; GAE with the settings of `args` if left out.
+        guide: Teaches thoughts, in place of a `corrector`.
+        advantage_estimator: GAE with the settings of `args` if left out.
     """
 
     _tag_names = ["trl", "ppo", "gtr"]  # noqa: RUF012
@@ -134,7 +134,7 @@ class GTRTrainer(PPOBridge):
         self.stopper = RunStopper(self.processes, self.checkpointer, self.collector, save=save, end=self._end)
 
     def _make_checkpointer(self) -> RunCheckpointer:
-        """It is handed all that has state beside what `Trainer` saves."""
+        """A checkpointer for all state that `Trainer` doesn't save itself."""
         adapter = self.trained.policy.active_peft_config.to_dict() if self.is_peft_model else {}
         parts = {
             "guide": Part(self.guide, TENSORS),
@@ -165,7 +165,7 @@ class GTRTrainer(PPOBridge):
                 while self.state.global_step < self.args.num_updates and not self.control.should_training_stop:
                     clock, means, update = Clock(), Means(), self.state.global_step
                     rollout = self._collect()  # 1. act, while the corrector judges
-                    corrected = self.guide.labels(rollout, update, means)  # 2. what the guide says, into its buffer
+                    corrected = self.guide.labels(rollout, update, means)  # 2. add the guide's labels to its buffer
                     with clock("score"):
                         experience = self.make_experience(rollout, corrected, means)  # 3. log-probs, advantages
                     with clock("update"):
@@ -192,20 +192,20 @@ class GTRTrainer(PPOBridge):
         self.checkpointer.claim_output_dir(checkpoint)
         if checkpoint is not None:
             self.checkpointer.load(checkpoint, self.load_checkpoint)
-            self._load_rng_state(checkpoint)  # last: whatever is loaded above may draw random numbers
-        # After resuming: a run may be made longer.
+            self._load_rng_state(checkpoint)  # last: loading the rest may draw random numbers
+        # After resuming, because a resumed run may be longer.
         self.state.max_steps, self.state.num_train_epochs = args.num_updates, 1
         self.state.compute_steps(args, args.num_updates)
         self.model.train()
         self.engine.sync(self.trained.policy)
         self.control = self.callback_handler.on_train_begin(args, self.state, self.control)
         if self.processes.sum(self.corrector is not None and self.corrector.exhausted):
-            logger.warning("Nothing is left of the corrector's budget: the run goes no further. Raise its limits.")
+            logger.warning("The corrector's budget is spent, so the run stops here. Raise its limits to continue.")
             self.control.should_training_stop = True
 
     @torch.no_grad()
     def _collect(self) -> Rollout:
-        """This process's rollout, once all processes have theirs."""
+        """Collect this process's rollout and wait for all other processes."""
         args, step = self.args, self.state.global_step
         play = partial(
             self.collector.collect,
@@ -226,7 +226,7 @@ class GTRTrainer(PPOBridge):
     def _finish_update(
         self, rollout: Rollout, experience: Experience, means: Means, seconds: dict[str, float]
     ) -> None:
-        """Count, log, and do what the callbacks ask for."""
+        """Update counters, log, and evaluate or save if the callbacks ask for it."""
         args, state = self.args, self.state
         learning_rate = self.lr_scheduler.get_last_lr()[0]
         self.lr_scheduler.step()
@@ -255,9 +255,9 @@ class GTRTrainer(PPOBridge):
             self.control = self.callback_handler.on_save(args, state, self.control)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Policy (or adapter) as an ordinary `from_pretrained` folder, with value head and manifest beside it."""
+        """Save the policy (or adapter) as an ordinary `from_pretrained` folder, plus value head and manifest."""
         folder = output_dir or self.args.output_dir
-        # DeepSpeed's processes save the optimizer together after this: a full disk must be known to all before.
+        # DeepSpeed's processes save the optimizer together afterwards, so all must learn of a full disk first.
         with self.checkpointer.writing(f"The policy could not be written to {folder}"):
             super().save_model(output_dir, _internal_call)
             if self.args.should_save:
@@ -276,10 +276,10 @@ class GTRTrainer(PPOBridge):
         metric_key_prefix: str = "eval",
         episodes: int | Literal["all"] | None = None,
     ) -> EvaluationReport:
-        """Play whole episodes without cuts and log success, return and the rest under `eval_*`.
+        """Play whole episodes without cuts and log success, return and other metrics under `eval_*`.
 
-        The report of an evaluation that ran out of time is not `complete`; nor is that of one which a signal to stop
-        has cut short, and the latter is not logged.
+        The report is not `complete` if the evaluation ran out of time or was interrupted by a signal; an interrupted
+        evaluation is not logged.
         """
         args, task = self.args, eval_task or self.eval_task
         with self.engine.ready():
@@ -298,16 +298,16 @@ class GTRTrainer(PPOBridge):
         return report
 
     def close(self) -> None:
-        """End the environments and the engine, and the processes that they may have."""
+        """Close the environments and the engine, including any worker processes."""
         self.collector.close()
         self.engine.close()
 
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
     ) -> None:
-        """`README.md` of the output folder: base model, how to play with the agent, evaluations, curves, corrector.
+        """Write `README.md` to the output folder: base model, usage, evaluations, curves, corrector.
 
-        `push_to_hub` calls it. An agent has no data set: `dataset_name` is ignored.
+        Called by `push_to_hub`. An agent has no dataset, so `dataset_name` is ignored.
         """
         if not self.is_world_process_zero():
             return
@@ -326,9 +326,9 @@ class GTRTrainer(PPOBridge):
         write_model_card(self.args.output_dir, agent)
 
     def corrections_dataset(self) -> Any:
-        """All corrections so far as a `datasets.Dataset` for `SFTTrainer`: images and messages."""
+        """All corrections so far as a `datasets.Dataset` of images and messages for `SFTTrainer`."""
         if self.guide.buffer is None:
-            raise ValueError("This run's guide gives no labels: train with a `corrector` to have corrections.")
+            raise ValueError("This run's guide provides no labels: train with a `corrector` to get corrections.")
         return corrections_dataset(self.guide.buffer, self.policy.processor)
 
 

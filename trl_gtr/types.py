@@ -1,7 +1,7 @@
-"""What flows between the rooms of the house: small frozen records; no torch.
+"""Records passed between the subpackages: small, frozen, without torch.
 
-Observation → prompt → [`Response`] → environment step → [`Transition`]; beside it
-[`CorrectionRequest`] → corrector → [`Correction`]; all of one update together are a [`Rollout`].
+Observation → prompt → [`Response`] → environment step → [`Transition`]; in parallel
+[`CorrectionRequest`] → corrector → [`Correction`]. A [`Rollout`] holds everything collected for one update.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import numpy as np
 Verdict = Literal["right", "corrected", "unsolvable", "failed"]
 FailureKind = Literal[
     "timeout",  # the server didn't answer in time
-    "late",  # given up when the rollout waited no longer
-    "connection",  # none, or lost
-    "server",  # HTTP 429 or 5xx to the end
-    "rejected",  # another HTTP 4xx
-    "unavailable",  # not asked: the server has failed many times in a row and is left alone for a while
-    "refused",  # by the model
-    "unusable",  # the answer fails the checks, and so does its repair
-    "untrue",  # thrown away by `verify_with_truth`
-    "budget",  # nothing left to spend
+    "late",  # not back when the rollout stopped waiting
+    "connection",  # could not connect, or the connection dropped
+    "server",  # HTTP 429 or 5xx after all retries
+    "rejected",  # any other HTTP 4xx
+    "unavailable",  # not asked: too many failures in a row, so the server gets a pause
+    "refused",  # the model refused
+    "unusable",  # the answer failed the checks, even after a repair attempt
+    "untrue",  # rejected by `verify_with_truth`
+    "budget",  # the budget is spent
     "cancelled",  # the run ended
-    "other",  # a reason of your own corrector
+    "other",  # reported by a custom corrector
 ]
 """Why there is no label."""
 FAILURE_KINDS: tuple[str, ...] = get_args(FailureKind)
@@ -43,14 +43,14 @@ class Response:
 
     text: str
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """The thought's parts by key, in the order of the schema, without the action."""
+    """The thought's fields in schema order, without the action."""
     action: str | None = None
-    """The action's text as the agent wrote it, stripped; `None` if there is none."""
+    """The action as the agent wrote it, stripped; `None` if missing."""
     thought_span: tuple[int, int] = (0, 0)
     action_span: tuple[int, int] | None = None
     """`None` when the text has no action key: then every token counts as thought."""
     error: str | None = None
-    """Why the text is no valid response; `None` if it is one. Legality of the action is the task's to decide."""
+    """Why the text is not a valid response; `None` if it is. The task decides whether the action is legal."""
 
     @property
     def valid(self) -> bool:
@@ -70,22 +70,22 @@ class Generation:
     ids: np.ndarray
     """int64, (tokens,): the ids as sampled, EOS included, padding excluded."""
     text: str
-    """What the ids spell; special tokens spell nothing."""
+    """The decoded ids, without special tokens."""
     hit_length_limit: bool = False
-    """No EOS came before `max_completion_length`."""
+    """Whether generation reached `max_completion_length` without an EOS."""
     logprobs: np.ndarray | None = None
-    """float32, (tokens,): the sampler's own token log-probs, where the engine has them."""
+    """float32, (tokens,): the sampler's own token log-probs, if the engine provides them."""
 
 
 class Cancellation:
-    """Handed to everybody who works on something; whoever wants the results may call it off. Thread-safe."""
+    """Lets the caller cancel work that others are doing for it. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._callbacks: dict[object, Callable[[], None]] = {}
         self._cancelled = False
         self.heeded = False
-        """Somebody has looked or listened: after `cancel` it is worth waiting for what they have so far."""
+        """Whether anyone checks for cancellation. If so, it is worth waiting for partial results after `cancel`."""
 
     def __repr__(self) -> str:
         return f"Cancellation({'cancelled' if self._cancelled else 'not cancelled'})"
@@ -99,14 +99,14 @@ class Cancellation:
         with self._lock:
             self._cancelled = True
             callbacks, self._callbacks = self._callbacks, {}
-            for callback in callbacks.values():  # under the lock: nothing is called any more once `calling` has ended
+            for callback in callbacks.values():  # under the lock: no callback runs after its `calling` block
                 callback()
 
     @contextmanager
     def calling(self, callback: Callable[[], None]) -> Iterator[None]:
-        """While the block runs, `cancel` calls `callback`, in its own thread; at once if it came before.
+        """While the block runs, `cancel` calls `callback` in the cancelling thread; at once if already cancelled.
 
-        The callback must be short and leave this object alone.
+        The callback must be short and must not use this object.
         """
         key = object()
         self.heeded = True
@@ -124,25 +124,25 @@ class Cancellation:
 
 @dataclass(frozen=True)
 class CorrectionRequest:
-    """One step that a corrector judges: what the agent saw and what it wrote."""
+    """One step for a corrector to judge: what the agent saw and what it wrote."""
 
     image: np.ndarray
     """uint8, (height, width, 3): the observation."""
     prompt: str
     response: Response
     public_state: Mapping[str, Any]
-    """What a player of the game may know in words; safe to send anywhere."""
+    """What a player is allowed to know, in words; safe to send to a server."""
     info: Mapping[str, Any]
-    """The environment's full info, hidden truth included. For the exact expert and for audits; it never leaves the
+    """The environment's full info, including hidden state. For the exact expert and for audits; never leaves the
     process."""
     task: Any
-    """The `trl_gtr.tasks.Task` that the step belongs to."""
+    """The step's `trl_gtr.tasks.Task`."""
     cancellation: Cancellation = field(default_factory=Cancellation, compare=False, repr=False)
-    """Tells the corrector when nobody waits for the answer any more. Whoever ignores it only works in vain."""
+    """Tells the corrector that the answer is no longer needed. Ignoring it only wastes work."""
 
 
 class Share(float):
-    """A quotient that remembers its parts, so that those of several processes can be added up."""
+    """A ratio that keeps numerator and denominator, so it can be aggregated exactly over processes."""
 
     def __new__(cls, part: float, whole: float) -> Share:
         share = super().__new__(cls, part / whole)
@@ -158,7 +158,7 @@ class Share(float):
 
 @dataclass(frozen=True)
 class Usage:
-    """What one correction has cost."""
+    """The cost of one correction."""
 
     calls: int = 0
     prompt_tokens: int = 0
@@ -176,39 +176,39 @@ class Usage:
 
 @dataclass(frozen=True)
 class Correction:
-    """A corrector's answer to one request. Only `verdict == "corrected"` carries a new thought, and only
-    `verdict == "failed"` a kind of failure: `"other"` if none is given."""
+    """A corrector's answer to one request. Only `verdict == "corrected"` carries a new thought. Only
+    `verdict == "failed"` has a `failure`, which defaults to `"other"`."""
 
     verdict: Verdict
     thought: Mapping[str, Any] | None = None
-    """The right thought's parts by key (`ThoughtFormat.render_thought` turns them into text)."""
+    """The right thought's fields (`ThoughtFormat.render_thought` turns them into text)."""
     action: str | None = None
-    """The action that the right thought calls for, where the corrector knows it."""
+    """The action that the right thought calls for, if the corrector knows it."""
     target: str | None = None
     """What the right thought aims at (Points24: the whole formula)."""
     reason: str | None = None
-    """More about a failure, or the corrector's remark."""
+    """Details of a failure, or the corrector's remark."""
     usage: Usage = Usage()
     latency: float = 0.0
-    """Seconds that the corrector worked on it, without the wait for its turn where only so many are under way."""
+    """Seconds the corrector spent on it, excluding time in its queue."""
     source: str = ""
     """Which corrector answered."""
     failure: FailureKind | None = None
     """Why a correction failed; `None` if it didn't."""
     fallback: bool = False
-    """Another corrector gave this answer because the first one's budget was spent."""
+    """Whether a fallback corrector answered because the first one's budget was spent."""
 
     def __post_init__(self) -> None:
         if self.verdict == "failed" and self.failure is None:
             object.__setattr__(self, "failure", "other")
         if (self.verdict == "failed") != (self.failure is not None):
-            raise ValueError(f"a correction that is {self.verdict!r} has no failure, but {self.failure!r} was given")
+            raise ValueError(f"a correction with verdict {self.verdict!r} can't have a failure, got {self.failure!r}")
         if self.failure is not None and self.failure not in FAILURE_KINDS:
             raise ValueError(f"failure must be one of {', '.join(FAILURE_KINDS)}, not {self.failure!r:.50}")
 
     @property
     def explanation(self) -> str:
-        """The kind of a failure and more about it, or the corrector's remark; empty if there is neither."""
+        """The failure kind and its details, or the corrector's remark; empty if there is neither."""
         return ": ".join(words for words in (self.failure, self.reason) if words)
 
 
@@ -218,7 +218,7 @@ class Transition:
 
     env_index: int
     step: int
-    """Position inside the rollout."""
+    """Position in the rollout."""
     image: np.ndarray
     prompt: str
     response: Response
@@ -228,40 +228,40 @@ class Transition:
     terminated: bool
     truncated: bool
     bootstrap: bool
-    """Whether the value of the final observation belongs into this step's target (see `advantages.gae`)."""
+    """Whether this step's target includes the value of the final observation (see `advantages.gae`)."""
     legal: bool
-    """A valid response that names a legal action; otherwise `invalid_action` decided what happened."""
+    """Whether the response was valid and named a legal action; if not, `invalid_action` decided what happened."""
     info: Mapping[str, Any]
-    """The environment's info that belongs to `image`, i.e. from before the step."""
+    """The environment's info for `image`, i.e. from before the step."""
     final_info: Mapping[str, Any] | None = None
     """The info after the step that ended the episode; `None` while it goes on."""
     final_image: np.ndarray | None = None
-    """The true last observation where `bootstrap` asks for its value."""
+    """The true last observation, if `bootstrap` is set."""
     final_prompt: str | None = None
     hit_length_limit: bool = False
     episode: int = 0
-    """How many episodes its environment had ended before."""
+    """Number of episodes this environment had finished before."""
     episode_step: int = 0
-    """Position inside the episode."""
+    """Position in the episode."""
     substitute: str | None = None
-    """The random legal action that was played instead; `None` if the agent's own was, or if the step was skipped."""
+    """The random legal action played instead; `None` if the agent's own was played or the step was skipped."""
 
 
 @dataclass
 class Rollout:
-    """`num_envs × rollout_steps` transitions, in the order step by step, environment by environment; fewer steps if
-    the collection ran out of time."""
+    """`num_envs × rollout_steps` transitions, ordered by step, then by environment; fewer steps if collection ran out
+    of time."""
 
     transitions: list[Transition]
     corrections: list[Correction | None]
     """One per transition; `None` where nothing was asked (unparsable text, or no corrector)."""
     last_images: list[np.ndarray]
-    """The observations after the last step, one per environment, whose values close the advantages."""
+    """The observations after the last step, one per environment, for bootstrapping."""
     last_prompts: list[str]
     episodes: list[Sequence[Transition]] = field(default_factory=list)
-    """Episodes that ended in this rollout, whole: earlier rollouts' steps included (without their images)."""
+    """Complete episodes that ended in this rollout, including steps from earlier rollouts (without images)."""
     stop_reason: str | None = None
-    """Why the run should end after this rollout: the corrector's budget is spent."""
+    """Why the run should end after this rollout (the corrector's budget is spent)."""
     times: dict[str, float] = field(default_factory=dict)
     """Seconds by phase."""
 

@@ -219,7 +219,7 @@ def test_failures_are_typed() -> None:
     assert Correction("right", reason="timeout: not really").failure is None
     with pytest.raises(ValueError, match="failure must be one of timeout, late"):
         Correction("failed", failure="moon phase")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="'right' has no failure"):
+    with pytest.raises(ValueError, match="'right' can't have a failure"):
         Correction("right", failure="timeout")
 
 

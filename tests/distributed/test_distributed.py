@@ -120,7 +120,7 @@ def test_a_slow_process_hands_in_less_and_the_run_goes_on(two_processes, folder)
     assert 1 <= made <= 5
     assert second["env_steps"] == first["env_steps"] + 32
     assert first["time/collect_rank_1"] >= 5
-    assert f"Process 1 ran out of time (rollout_timeout): it hands in {made} of 16 steps" in output
+    assert f"Process 1 ran out of time (rollout_timeout): it collected {made} of 16 steps" in output
 
 
 def test_a_bad_number_on_one_process_skips_the_step_of_both(two_processes, folder):

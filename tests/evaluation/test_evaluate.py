@@ -168,7 +168,7 @@ def test_all_plays_each_start_once_and_says_which():
 
 
 @pytest.mark.parametrize("task", [make_task("points24"), make_task("blackjack"), ColourTask()])
-def test_deals_without_an_end_have_no_all(task):
+def test_all_is_refused_for_random_deals(task):
     with pytest.raises(ValueError, match="say how many episodes"):
         evaluate_agent(RandomAgent(), task, "all")
 
@@ -208,7 +208,7 @@ def test_a_served_model_gets_the_picture_and_the_prompt():
     assert picture["image_url"]["url"].startswith("data:image/png;base64,")
 
 
-def test_a_servers_error_is_told_in_one_line_without_the_key(monkeypatch, capsys):
+def test_a_server_error_is_reported_in_one_line_without_the_key(monkeypatch, capsys):
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
     options = ["--task", "number_line", "--episodes", "1", "--agents", "openai:some-model", "--base_url"]
     with ChatServer(status(403, f"\x1b[2J no\nentry for {SECRET}")) as server, pytest.raises(SystemExit):
@@ -310,7 +310,7 @@ def test_an_evaluation_that_is_stopped_counts_what_was_played():
 def test_nothing_can_be_measured_without_an_episode():
     report = evaluate_agent(RandomAgent(), ColourTask(length=2), 3, stopped=lambda: True)
     assert not report.complete
-    assert str(report) == "colours: no episode of 3 was played to its end"
+    assert str(report) == "colours: none of 3 episodes finished"
     with pytest.raises(ValueError, match="nothing to measure"):
         report.metrics()
 

@@ -126,7 +126,7 @@ def test_without_an_action_of_the_correctors_the_thought_decides(toy_policy: VLM
     assert '"action"' not in toy_policy.spans.text(label.ids[: label.num_labels])
 
 
-def test_a_label_that_is_unreadable_once_it_is_ids_is_thrown_away() -> None:
+def test_a_label_that_is_unreadable_as_ids_is_discarded() -> None:
     """NFKC makes plain quotes of wide ones, which end the string that they stand in."""
     model, processor = build_toy_model()
     processor.tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
@@ -257,7 +257,7 @@ def test_labels_end_before_the_action_where_a_tokenizer_normalises() -> None:
     assert "action" not in labels.policy.spans.text(label.ids[: label.num_labels])
 
 
-def test_half_a_character_is_no_label() -> None:
+def test_a_lone_surrogate_is_not_a_label() -> None:
     labels = toy_labels(clone="thoughts")
     response = labels.task.format.parse('{"thoughts": "it is \\ud800", "action": "red"}')
     assert response.valid

@@ -104,7 +104,7 @@ def test_prompt_and_completion_part_the_messages() -> None:
 
 
 @pytest.mark.parametrize(("n", "exploration"), [(0, 0.1), (5, 1.0), (5, -0.1)])
-def test_senseless_sizes_are_refused(n: int, exploration: float) -> None:
+def test_invalid_sizes_are_refused(n: int, exploration: float) -> None:
     with pytest.raises(ValueError, match=r"row|exploration"):
         make_sft_dataset(make_task("blackjack"), n, exploration=exploration)
 
@@ -150,12 +150,15 @@ def test_llava_json_becomes_the_same_form(tmp_path: Path) -> None:
     ("bad", "message"),
     [
         (entry(image="b/1.png"), r"Entry 1 \(id '7'\): there is no image 'b/1.png'"),
-        (entry(image="../secret.png"), "outside of"),
-        (entry(image=None), '"image" must name'),
+        (entry(image="../secret.png"), "is outside"),
+        (entry(image=None), '"image" must be the name'),
         (entry(conversations=[]), '"conversations" must be a list'),
         (entry(conversations=entry()["conversations"][:1]), 'must end with a turn from "gpt"'),
         (entry(conversations=entry()["conversations"][::-1]), "turn 0 must be from \"human\", not from 'gpt'"),
-        (entry(conversations=[{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]), "0 <image> tags"),
+        (
+            entry(conversations=[{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]),
+            "expected one <image> tag .* got 0",
+        ),
         (entry(conversations=[{"from": "human", "value": "<image>"}, {"from": "gpt", "value": " "}]), "no text"),
         ("text", "Entry 1"),
     ],
@@ -165,9 +168,9 @@ def test_a_bad_llava_entry_is_named(tmp_path: Path, bad: Any, message: str) -> N
         read_llava_json(write(tmp_path, entry(), bad), tmp_path)
 
 
-def test_a_file_that_is_no_list_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_a_list_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{")
-    with pytest.raises(ValueError, match="no JSON file"):
+    with pytest.raises(ValueError, match="not valid JSON"):
         read_llava_json(tmp_path / "x.json", tmp_path)
     (tmp_path / "x.json").write_text("[]")
     with pytest.raises(ValueError, match="at least one entry"):

@@ -210,7 +210,7 @@ class TestNormalization:
         scale = math.sqrt(8 / 3)
         torch.testing.assert_close(normalized, torch.tensor([-2 / scale, 0.0, 2 / scale]))
 
-    def test_small_spread_is_not_blown_up(self):
+    def test_a_small_spread_is_not_amplified(self):
         advantages = torch.tensor([0.99, 1.0, 1.01])
         expected = torch.tensor([-0.01, 0.0, 0.01]) / 0.3
         torch.testing.assert_close(normalize_advantages(advantages, advantage_moments(advantages), 0.3), expected)

@@ -24,7 +24,7 @@ def test_batches_of_a_size() -> None:
     assert in_batches(np.array([4, 2, 0, 1, 3]), 2) == [[4, 2], [0, 1], [3]]
 
 
-def test_under_zero3_everybody_has_as_many_batches() -> None:
+def test_under_zero3_all_processes_have_equally_many_batches() -> None:
     batches = in_batches(np.array([4, 2, 0]), 2, gather=lambda own: [own, 4])
     assert batches == [[4, 2], [0], [4, 2], [4, 2]]
     assert in_batches(np.array([4, 2, 0]), 2, gather=lambda own: [own, 1]) == [[4, 2], [0]]

@@ -124,7 +124,7 @@ class TestPolicyLoss:
         torch.testing.assert_close(gradient(3), whole)
 
     @pytest.mark.parametrize("odd", [0, 1, 2])
-    def test_column_beside_row_raises(self, odd):
+    def test_mixing_columns_and_rows_raises(self, odd):
         arguments = [torch.zeros(4), torch.zeros(4), torch.ones(4)]
         arguments[odd] = arguments[odd][:, None]
         with pytest.raises(ValueError, match=r"\(4, 1\)"):

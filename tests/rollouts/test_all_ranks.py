@@ -13,7 +13,7 @@ def processes(*others):
     return SimpleNamespace(barrier=lambda occasion: 0.25, gather=lambda own: [own, *others])
 
 
-def test_everybody_hears_of_signals_and_faults():
+def test_all_processes_learn_of_signals_and_faults():
     played = rollout([[1.0, 2.0]])
     collected = collect_on_all_ranks(lambda: played, processes((2, 3.0, 15, "the logits")), lambda: None)
     assert collected.rollout is played
@@ -23,7 +23,7 @@ def test_everybody_hears_of_signals_and_faults():
     assert collected.faults == (None, "the logits")
 
 
-def test_a_process_that_can_not_act_reports_it_instead_of_leaving_the_others_waiting():
+def test_a_process_that_cannot_act_reports_it():
     def broken():
         raise FloatingPointError("the logits are not finite")
 
@@ -37,7 +37,7 @@ def test_late_processes_are_named_and_all_times_kept(caplog):
     collected = collect_on_all_ranks(lambda: rollout([[1.0], [1.0]]), processes((1, 9.0, None, None)), lambda: None)
     with caplog.at_level(logging.WARNING):
         collected.warn_of_late(planned=2)
-    assert "Process 1 ran out of time (rollout_timeout): it hands in 1 of 2 steps after 9.0 s." in caplog.text
+    assert "Process 1 ran out of time (rollout_timeout): it collected 1 of 2 steps in 9.0 s." in caplog.text
     assert "Process 0" not in caplog.text
     assert collected.rollout.times["collect_rank_1"] == 9.0
 

@@ -93,7 +93,7 @@ def test_a_truncation_marked_as_final_does_not_bootstrap():
     assert rollout.transitions[-1].final_image is None
 
 
-def test_unreadable_text_plays_at_random_and_asks_nobody():
+def test_unreadable_text_plays_at_random_without_a_correction():
     asked = []
 
     class Counting(Corrector):
@@ -212,7 +212,7 @@ def test_the_deals_follow_the_global_index_of_an_environment():
     assert [t.info for t in other.transitions] != [t.info for t in whole.transitions]
 
 
-def test_corrections_hide_behind_the_steps_that_follow():
+def test_corrections_overlap_with_later_steps():
     """Every request is out before the first answer comes: the collector waits for none until the end."""
     arrived, go_on = threading.Semaphore(0), threading.Event()
 
@@ -269,7 +269,7 @@ def test_a_correction_that_is_late_has_failed():
     assert [c.failure for c in rollout.corrections] == ["late"] * 6
 
 
-def test_a_stop_ends_the_rollout_and_waits_for_nobody():
+def test_a_stop_ends_the_rollout_without_waiting():
     release, asked = threading.Event(), itertools.count()
 
     class Stuck(Corrector):
@@ -293,7 +293,7 @@ def test_a_corrector_error_surfaces_at_the_end_of_the_rollout():
         collector(corrector=Broken()).collect(2)
 
 
-def test_a_restored_collector_goes_on_where_it_was():
+def test_a_restored_collector_continues_where_it_was():
     source = collector(ColourTask(length=5), script=lambda image: "no idea", seed=3)
     source.collect(2)
     state = source.state_dict()
@@ -335,17 +335,17 @@ def test_an_environment_that_cant_be_saved_says_so():
 
     collector(Unpicklable()).state_dict()  # nobody pickles it
     with pytest.raises(
-        ValueError, match=r"pickle '_thread.lock' object\. Change that, or train with `save_strategy='no'`"
+        ValueError, match=r"pickle '_thread.lock' object\. Fix that, or train with `save_strategy='no'`"
     ):
         collector(Unpicklable(), pickle_environments=True).state_dict()
 
 
-def test_pickles_are_written_and_read_only_by_who_asks_for_them():
+def test_pickles_are_used_only_on_request():
     source = collector(OddTask(length=5), pickle_environments=True)
     source.collect(2)
     state = source.state_dict()
     expected = source.collect(4)
-    with pytest.raises(ValueError, match="only if you trust whoever wrote it"):
+    with pytest.raises(ValueError, match="only if you trust its author"):
         collector(ColourTask(length=5)).load_state_dict(state)
     again = collector(OddTask(length=5), pickle_environments=True, seed=9)
     again.load_state_dict(state)
@@ -359,7 +359,7 @@ def test_pickles_are_written_and_read_only_by_who_asks_for_them():
     assert [info["colour"] for info in again.infos] == [info["colour"] for info in plain.infos]
 
 
-def test_a_collector_that_is_rewound_goes_on_from_there():
+def test_a_rewound_collector_continues_from_there():
     source = collector(ColourTask(length=5), script=lambda image: "no idea", seed=3)
     source.collect(2)
     state = source.state_dict()
@@ -371,13 +371,13 @@ def test_a_collector_that_is_rewound_goes_on_from_there():
     assert source.state_dict() is not state
 
 
-def test_episodes_that_come_out_otherwise_are_refused_unless_allowed():
+def test_replays_that_differ_are_refused_unless_allowed():
     source, blank = collector(ColourTask(length=5), seed=3), ColourTask(length=5, blank=True)
     source.collect(2)
-    with pytest.raises(ValueError, match=r"another observation.*`allow_changed_config=True`"):
+    with pytest.raises(ValueError, match=r"different observation.*`allow_changed_config=True`"):
         collector(blank, seed=3).load_state_dict(source.state_dict())
     other = collector(blank, seed=3, exact_resume=False)
-    with pytest.warns(UserWarning, match="another observation"):
+    with pytest.warns(UserWarning, match="different observation"):
         other.load_state_dict(source.state_dict())
     assert all(np.abs(image.mean() - 128) < 5 for image in other.images)  # what the environment shows now
     assert [info["colour"] for info in other.infos] == [info["colour"] for info in source.infos]

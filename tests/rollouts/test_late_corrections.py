@@ -233,7 +233,7 @@ def test_a_new_request_does_not_join_a_call_that_was_given_up(tmp_path: Any) -> 
     assert cached.metrics()["corrector/cache_misses"] == 2
 
 
-def test_what_a_corrector_of_ones_own_hands_in_when_given_up_is_kept() -> None:
+def test_what_a_custom_corrector_returns_on_cancellation_is_kept() -> None:
     class HalfDone(Corrector):
         def correct(self, requests: Any) -> list[Correction]:
             given_up = threading.Event()
@@ -268,7 +268,7 @@ def test_a_corrector_that_never_answers_holds_a_bounded_number_of_threads(caplog
     assert "raise `correction_timeout`" in caplog.text
 
 
-def test_an_error_in_the_rollout_gives_up_what_is_under_way(make: Any) -> None:
+def test_an_error_in_the_rollout_cancels_pending_corrections(make: Any) -> None:
     with ChatServer(waits_for_hang_up) as server:
 
         def before(step: int) -> None:
@@ -333,7 +333,7 @@ def test_the_warning_names_a_concurrency_that_can_be_reached(caplog: pytest.LogC
     bounded.collect(8, correction_timeout=0.1)
     (told,) = [record.getMessage() for record in caplog.records]
     assert told.endswith(
-        "8 of 8 corrections came too late and were dropped. Take a faster one, or raise `correction_timeout`."
+        "8 of 8 corrections came too late and were dropped. Use a faster one, or raise `correction_timeout`."
     )
 
 

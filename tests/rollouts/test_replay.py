@@ -149,7 +149,7 @@ class Noisy(ColourEnv):
         (Noisy, "observation"),
     ],
 )
-def test_an_episode_that_comes_out_otherwise_is_refused(make: Callable[..., gym.Env], differing: str) -> None:
+def test_a_replay_that_differs_is_refused(make: Callable[..., gym.Env], differing: str) -> None:
     env, twin = Replayable(make(length=3)), Replayable(make(length=3))
     twin.reset(seed=5)
     env.reset(seed=0)
@@ -157,9 +157,9 @@ def test_an_episode_that_comes_out_otherwise_is_refused(make: Callable[..., gym.
         env.reset()
     env.step(0)
     state = through_json(env.get_state())
-    with pytest.raises(ValueError, match=f"gave another {differing}.*fully determined by its seed and actions"):
+    with pytest.raises(ValueError, match=f"gave a different {differing}.*fully determined by its seed and actions"):
         twin.set_state(state)
-    with pytest.warns(UserWarning, match=f"gave another {differing}"):
+    with pytest.warns(UserWarning, match=f"gave a different {differing}"):
         observation, info = twin.set_state(state, exact=False)
     assert observation.shape == env.observation_space.shape
     assert "colour" in info
@@ -169,7 +169,7 @@ def test_an_environment_that_says_so_may_show_another_picture() -> None:
     env, twin = Replayable(Noisy(length=3)), Replayable(Noisy(length=3))
     twin.unwrapped.spec = EnvSpec("Noisy-v0", nondeterministic=True)
     env.reset(seed=0)
-    with pytest.warns(UserWarning, match="another observation"):
+    with pytest.warns(UserWarning, match="different observation"):
         twin.set_state(env.get_state())
 
 
@@ -182,27 +182,27 @@ class Picky(ColourEnv):
         return super().step(action)
 
 
-def test_an_action_that_fails_now_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_whose_action_fails_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     env, twin = Replayable(Picky(length=3)), Replayable(Picky(length=3))
     env.reset(seed=0)
     with monkeypatch.context() as then:
         then.setitem(os.environ, "PICKY", "no")
         env.step(3)
     state = env.get_state()
-    with pytest.raises(ValueError, match=r"can't play its episode again: RuntimeError\('not that one'\)"):
+    with pytest.raises(ValueError, match=r"can't replay its episode: RuntimeError\('not that one'\)"):
         twin.set_state(state)
-    with pytest.warns(UserWarning, match="begins a new one"):
+    with pytest.warns(UserWarning, match="starts a new one"):
         twin.set_state(state, exact=False)
     assert twin.step(0)[4]
 
 
 @pytest.mark.parametrize("make", [OwnGenerator, Numbered, Bonus])
-def test_what_cant_be_played_again_is_found_while_the_run_goes_on(make: Callable[[], gym.Env]) -> None:
+def test_environments_that_cant_be_replayed_fail_early(make: Callable[[], gym.Env]) -> None:
     envs = LocalVectorEnv(make, 2)
     envs.reset(seed=[0, 1])
     envs.get_states()
     play(envs, 5, seed=0)
-    with pytest.raises(ValueError, match="gave another"):
+    with pytest.raises(ValueError, match="gave a different"):
         envs.get_states()
     kept = LocalVectorEnv(make, 2, pickle_environments=True)
     kept.reset(seed=[0, 1])
@@ -213,12 +213,12 @@ def test_what_cant_be_played_again_is_found_while_the_run_goes_on(make: Callable
     assert observations.shape == (2, *kept.single_observation_space.shape)  # type: ignore[misc]
 
 
-def test_what_has_no_state_yet_is_told() -> None:
+def test_saving_before_reset_raises() -> None:
     with pytest.raises(ValueError, match=r"call reset\(\) first"):
         Replayable(ColourEnv()).get_state()
 
 
-def test_a_generator_that_is_not_numpys_is_told() -> None:
+def test_a_generator_other_than_numpys_raises() -> None:
     class Old(ColourEnv):
         np_random = random.Random(0)  # type: ignore[assignment]
 
@@ -227,5 +227,5 @@ def test_a_generator_that_is_not_numpys_is_told() -> None:
 
     env = Replayable(Old())
     env.reset()
-    with pytest.raises(ValueError, match=r"no `numpy.random.Generator`"):
+    with pytest.raises(ValueError, match=r"not a `numpy.random.Generator`"):
         env.get_state()

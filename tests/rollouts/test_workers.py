@@ -95,7 +95,7 @@ def fail_often(envs: WorkerVectorEnv) -> None:
             envs.step(["raise", "go"])
 
 
-def test_an_environment_that_can_not_be_made_is_told() -> None:
+def test_an_environment_that_cannot_be_created_raises() -> None:
     def broken() -> gym.Env:
         raise ValueError("there is no such game")
 
@@ -172,19 +172,19 @@ def test_environments_that_can_not_be_restored_are_kept(pickled: bool) -> None:
             for _ in range(12):
                 envs.step(["go"])
         assert ["no longer recycled" in str(each.message) for each in said] == [True]
-        assert ("not me" if pickled else "gave another start") in str(said[0].message)
+        assert ("not me" if pickled else "gave a different start") in str(said[0].message)
         assert (envs.workers[0].pid, envs.lost_episodes) == (pid, 0)
     finally:
         envs.close()
 
 
-def test_what_can_not_be_played_again_is_refused_in_one_line() -> None:
+def test_a_failed_replay_is_a_one_line_error() -> None:
     envs = WorkerVectorEnv(make, 1)
     try:
         envs.reset(seed=0)
         (state,) = envs.get_states()
         state["environment"]["outcome"]["info"] = "another"
-        with pytest.raises(ValueError, match=r"the episode of <Counter.*gave another info"):
+        with pytest.raises(ValueError, match=r"the episode of <Counter.*gave a different info"):
             envs.set_states([state])
         envs.set_states([state], exact=False)
         assert envs.step(["go"])[0].tolist()[0][0] == 1
@@ -313,7 +313,7 @@ def test_what_a_lost_environment_has_started_ends_with_it(tmp_path: Path, action
         envs.close()
 
 
-def test_a_close_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_close_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trl_gtr.rollouts.workers.PATIENCE", 1.0)
 
     class Stubborn(Counter):
@@ -340,7 +340,7 @@ def test_workers_do_not_load_torch() -> None:
 
 
 @pytest.mark.parametrize("arguments", [(0, {}), (1, {"recycle_after": 0})])
-def test_what_makes_no_sense_is_refused(arguments: tuple[int, dict[str, Any]]) -> None:
+def test_invalid_arguments_are_refused(arguments: tuple[int, dict[str, Any]]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         WorkerVectorEnv(make, arguments[0], **arguments[1])
 
@@ -382,7 +382,7 @@ def test_a_lost_episode_is_counted_and_no_failure() -> None:
     try:
         collector.collect(1)
         os.kill(collector.envs.workers[0].pid, signal.SIGKILL)  # type: ignore[union-attr]
-        with pytest.warns(UserWarning, match="its episode lost"):
+        with pytest.warns(UserWarning, match="its episode is lost"):
             rollout = collector.collect(6)
     finally:
         collector.close()
@@ -416,7 +416,7 @@ def test_an_evaluation_is_the_same_in_processes() -> None:
         evaluate_agent(Careless("raise", times), CounterTask(where), 4, num_envs=2)  # type: ignore[arg-type]
         for where, times in (("sync", 0), ("processes", 0))
     ]
-    with pytest.warns(UserWarning, match="begins anew"):
+    with pytest.warns(UserWarning, match="Restarting episode"):
         reports.append(evaluate_agent(Careless("die", 2), CounterTask(), 4, num_envs=2))  # type: ignore[arg-type]
     assert reports[0] == reports[1] == reports[2]
     by_target = reports[0].extra()
@@ -426,11 +426,11 @@ def test_an_evaluation_is_the_same_in_processes() -> None:
 
 
 def test_an_evaluation_that_loses_every_worker_ends() -> None:
-    with pytest.warns(UserWarning, match="begins anew"), pytest.raises(WorkerLost, match="on purpose"):
+    with pytest.warns(UserWarning, match="Restarting episode"), pytest.raises(WorkerLost, match="on purpose"):
         evaluate_agent(Careless("raise", 99), CounterTask(), 1)  # type: ignore[arg-type]
 
 
-def test_what_an_environment_lacks_is_a_value_error() -> None:
+def test_a_missing_dependency_is_a_value_error() -> None:
     class Lacking(CounterTask):
         def make_env(self, *, evaluation: bool = False) -> gym.Env:
             raise ImportError("pip install something")

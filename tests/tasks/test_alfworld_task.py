@@ -503,7 +503,7 @@ class TestPlayed:
         try:
             _, infos = envs.reset(seed=0)
             os.kill(envs.workers[0].pid, signal.SIGKILL)
-            with pytest.warns(UserWarning, match="its episode lost"):
+            with pytest.warns(UserWarning, match="its episode is lost"):
                 _, _, _, truncated, infos = envs.step(
                     [info["extra.expert_plan"][0] for info in unpack_infos(infos, 2)]
                 )

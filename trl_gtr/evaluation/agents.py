@@ -1,4 +1,4 @@
-"""Who can be evaluated: a model, one behind an API, the expert, chance."""
+"""Agents to evaluate: a model, a model behind an API, the expert, random play."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..tasks.base import Task
 
 
 class Agent(Protocol):
-    """Anything that answers prompts and images in text."""
+    """Anything that answers prompts and images with text."""
 
     def respond(
         self, prompts: list[str], images: list[np.ndarray], infos: Sequence[Mapping[str, Any]]
@@ -30,10 +30,10 @@ class Agent(Protocol):
 
 
 class PolicyAgent:
-    """A model: sees prompts and images only.
+    """A model, which sees only prompts and images.
 
     Args:
-        engine: Generates for it.
+        engine: Generates the responses.
         greedy: Take the most likely token instead of sampling.
     """
 
@@ -60,7 +60,7 @@ class ExpertAgent:
 
 
 class RandomAgent:
-    """Any legal action, with no thought: the floor. Every step is a response that names no action."""
+    """Random legal actions: the floor. Its empty responses name no action, so `invalid_action` decides."""
 
     def respond(
         self, prompts: list[str], images: list[np.ndarray], infos: Sequence[Mapping[str, Any]]
@@ -69,14 +69,14 @@ class RandomAgent:
 
 
 class NoAnswer(ValueError):
-    """A server gave no answer. Its words are safe to be shown: one line without the key."""
+    """A server gave no answer. The message is safe to show: one line, without the key."""
 
 
 class ServedAgent:
-    """A model behind an OpenAI-compatible API, asked with the same prompts and pictures.
+    """A model behind an OpenAI-compatible API, given the same prompts and images.
 
-    The key comes from OPENAI_API_KEY; a server of one's own may want none. An answer that fails after the client's
-    own retries ends the evaluation with `NoAnswer`: a missing answer must not count as a wrong one.
+    The key comes from OPENAI_API_KEY; your own server may not need one. A request that fails after the client's
+    retries ends the evaluation with `NoAnswer`: a missing answer must not count as a wrong one.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ServedAgent:
             raise ImportError('ServedAgent needs the openai package: pip install "trl-gtr[openai]"') from None
         key = os.environ.get("OPENAI_API_KEY") or ("none" if base_url else None)
         if key is None:
-            raise ValueError(f"{model} needs a key: set OPENAI_API_KEY, or --base_url for a server of your own.")
+            raise ValueError(f"{model} needs a key: set OPENAI_API_KEY, or --base_url for your own server.")
         http_client = bounded_http.client(60.0, asynchronous=False)
         self.client: Any = openai.OpenAI(
             base_url=base_url, api_key=key, max_retries=4, timeout=60.0, http_client=http_client
@@ -127,7 +127,7 @@ class ServedAgent:
         return reply.content
 
     def _no_answer(self, error: Exception) -> str:
-        """Why there is none, in the server's words if it has any."""
+        """Why there is no answer, in the server's words if possible."""
         import openai
 
         was_cut = False
@@ -139,9 +139,9 @@ class ServedAgent:
                 )
         elif isinstance(error.__cause__, bounded_http.UnreadableBody):
             words = str(error.__cause__)
-        else:  # what the HTTP library says may quote a key that no header can hold
+        else:  # the HTTP library may quote a key that is invalid in a header
             words = f"{error} ({type(error.__cause__ or error).__name__})"
-        # The key goes first: half of one, where the words are cut, would not be found.
+        # Remove the key before truncating: a partial key would not be found.
         words = hide_secrets(words, [self.client.api_key], was_cut=was_cut)
         return f"{self.model} gave no answer: {one_line(words, MAX_COMPLAINT)}"
 
@@ -156,15 +156,15 @@ def load_agent(
     dtype: str = "float32",
     base_url: str | None = None,
 ) -> Agent:
-    """An agent by its name, as `trl-gtr evaluate --agents` knows them.
+    """Load an agent by name, as in `trl-gtr evaluate --agents`.
 
     Args:
         name: `"expert"`, `"random"`, `"openai:MODEL"`, or a vision-language model: a folder, a hub name, or `"tiny"`.
-        task: What it plays.
-        temperature: Of sampling; 0 is greedy.
-        max_completion_length: Most new tokens of a response.
-        device: Where a model runs; the first GPU if there is one.
-        dtype: A model's precision.
+        task: The task to play.
+        temperature: Sampling temperature; 0 is greedy.
+        max_completion_length: Maximum number of new tokens per response.
+        device: Device for a model; by default the first GPU if there is one.
+        dtype: Precision of a model.
         base_url: Server of an `openai:` agent.
     """
     if name == "expert":

@@ -1,6 +1,6 @@
-"""Runs side by side: what each one's log says in a few numbers, means over seeds, and curves with bands.
+"""Comparing runs: each log summarised in a few numbers, means over seeds, and curves with bands.
 
-A run is `{"arm": name, "seed": int, "log": log_history}`, the last as in `trainer_state.json`.
+A run is `{"arm": name, "seed": int, "log": log_history}`, with `log_history` as in `trainer_state.json`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.table import Table
 Run = Mapping[str, Any]
 
 LAST_UPDATES = 3
-"""The mean over this many updates is the end of a curve."""
+"""A curve's final value is the mean over this many updates."""
 
 CURVES = {
     "episode/success": "success (sampled)",
@@ -24,7 +24,7 @@ CURVES = {
     "thoughts/reading": "read right",
     "thoughts/distinct_4": "distinct 4-grams",
 }
-"""What is drawn, by its name in the log."""
+"""Curves to draw, by their name in the log."""
 
 SAMPLED = {
     "episode/success": "sampled success",
@@ -33,18 +33,18 @@ SAMPLED = {
     "thoughts/self_bleu": "self-BLEU",
     "thoughts/length_words": "words a thought",
 }
-"""What training itself played, in the table."""
+"""Table columns for metrics sampled in training."""
 
 _STUDENT_T = {3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26, 15: 2.14, 20: 2.09}
 
 
 def curve(run: Run, name: str) -> np.ndarray:
-    """The values of a logged name, update by update."""
+    """The values of a logged metric, update by update."""
     return np.array([entry[name] for entry in run["log"] if name in entry])
 
 
 def summary(run: Run) -> dict[str, float]:
-    """A run in numbers: evaluations before and after training, and what training itself sampled at its end."""
+    """A run in numbers: evaluations before and after training, and metrics sampled at the end of training."""
     evaluated = {name: value for entry in run["log"] for name, value in entry.items()}
     row = {
         name.replace("_", " "): evaluated[name]
@@ -58,12 +58,12 @@ def summary(run: Run) -> dict[str, float]:
 
 
 def largest_fall(run: Run) -> float:
-    """By how much sampled success fell at most from one update to the next."""
+    """The largest drop in sampled success from one update to the next."""
     return float(max([0.0, *(-np.diff(curve(run, "episode/success")))]))
 
 
 def interval(values: Sequence[float]) -> str:
-    """Mean and 95 % interval over seeds (Student's t); one or two values as they are, for they have none worth it."""
+    """Mean and 95 % interval over seeds (Student's t); fewer than three values are listed as they are."""
     if len(values) < 3:
         return ", ".join(f"{value:.3f}" for value in values)
     half = _STUDENT_T[max(n for n in _STUDENT_T if n <= len(values))] * np.std(values, ddof=1) / np.sqrt(len(values))
@@ -78,10 +78,10 @@ def by_arm(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def arm_row(arm: str, runs: Sequence[Run]) -> dict[str, str]:
-    """An arm in words: evaluations as start → end with the end's interval, then what training sampled at its end.
+    """One arm's table row: evaluations as start → end with the end's interval, then metrics sampled at the end.
 
-    The largest fall is of sampled success from one update to the next, on any seed; the smallest gain is of the first
-    evaluation's success from start to end, on any seed.
+    The largest fall is the largest drop in sampled success between updates, over all seeds; the smallest gain is the
+    smallest improvement in the first evaluation's success from start to end, over all seeds.
     """
     rows = [summary(run) for run in runs]
     cells = {"arm": arm, "seeds": str(len(runs))}
@@ -109,7 +109,7 @@ def comparison_rows(runs: Sequence[Run]) -> list[dict[str, str]]:
 
 
 def comparison_table(runs: Sequence[Run], title: str) -> Table:
-    """A row per arm."""
+    """One row per arm."""
     rows = comparison_rows(runs)
     table = Table(*rows[0], title=f"{title}: mean and 95 % interval over seeds")
     for row in rows:
@@ -118,14 +118,14 @@ def comparison_table(runs: Sequence[Run], title: str) -> Table:
 
 
 def comparison_markdown(runs: Sequence[Run]) -> str:
-    """The same table for a page."""
+    """The same table as Markdown."""
     rows = comparison_rows(runs)
     lines = [list(rows[0]), ["---"] * len(rows[0]), *([row.get(name, "") for name in rows[0]] for row in rows)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def draw_band(axis: Any, runs: Sequence[Run], name: str, label: str, colour: str | None = None) -> None:
-    """The mean over runs as a line, their range as a band."""
+    """Draw the mean over runs as a line, with their range as a band."""
     length = min(len(curve(run, name)) for run in runs)
     values, updates = np.array([curve(run, name)[:length] for run in runs]), np.arange(1, length + 1)
     (line,) = axis.plot(updates, values.mean(0), label=label, color=colour, linewidth=2)
@@ -133,7 +133,7 @@ def draw_band(axis: Any, runs: Sequence[Run], name: str, label: str, colour: str
 
 
 def draw_curves(runs: Sequence[Run], file: str | Path, curves: Mapping[str, str] = CURVES) -> None:
-    """A panel per curve, in it a band per arm."""
+    """Draw one panel per curve, with one band per arm."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -1,9 +1,8 @@
 """How good is an agent? `evaluate_agent(agent, task)` → `EvaluationReport` with confidence intervals.
 
-Episode k is dealt by (seed, k) alone, so that every agent plays the same deals. Where a task lists its starts (games,
-a set of hands), each is played once before any comes again. Nothing is cut, and returns are raw: the environment's
-rewards and the task's price of illegal actions. Where a task wants processes, an episode whose worker is lost is
-played again.
+Episode k depends only on (seed, k), so every agent plays the same deals. If a task lists its starts (games, a set of
+hands), each is played once before any is repeated. Episodes are not cut, and returns are raw: the environment's
+rewards plus the task's penalty for illegal actions. If a worker process is lost, its episode is played again.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from .reports import EpisodeResult, EvaluationReport
 
 
 def count_episodes(task: Task, episodes: int | str | None, name: str = "The number of episodes") -> int:
-    """How many episodes that is: `"all"` are as many as the task has starts. Command lines give both as text.
+    """The number of episodes; `"all"` is one per start of the task. Both may be strings from the command line.
 
     Args:
-        name: What the number is called in errors.
+        name: How errors refer to the number.
     """
     if episodes != "all":
         return _at_least_one(episodes, name)
     starts = task.starts()
     if starts is None:
         raise ValueError(
-            f"Task {task.name!r} deals at random, so there is no end to its deals: say how many episodes. ('all' is "
-            "for ALFWorld's games, and for Points24 with a set of hands: pool, unseen or solvable.)"
+            f"Task {task.name!r} deals at random without end: say how many episodes. ('all' is for ALFWorld's games, "
+            "and for Points24 with a set of hands: pool, unseen or solvable.)"
         )
     return len(starts)
 
@@ -54,7 +53,7 @@ def _at_least_one(given: int | str | None, name: str) -> int:
 
 
 def _options(starts: Sequence[Mapping[str, Any]] | None, seed: int, index: int) -> dict[str, Any] | None:
-    """The start of episode `index`. Each round goes through all of them, in an order of its own."""
+    """The start of episode `index`. Each round goes through all starts in a new order."""
     if starts is None:
         return None
     finished, place = divmod(index, len(starts))
@@ -72,16 +71,16 @@ def evaluate_agent(
     invalid_action: str = "random",
     stopped: Callable[[], bool] = lambda: False,
 ) -> EvaluationReport:
-    """Play episodes and count.
+    """Play episodes and report the results.
 
     Args:
-        agent: Who plays.
-        task: What is played, without cuts.
-        episodes: How many, `"all"` (each game or hand that the task lists, once), or which ones by number.
-        seed: Decides the deals, together with the episode's number.
-        num_envs: Episodes played side by side.
-        invalid_action: As in `GTRConfig`: a response that names no legal action plays a random one, or costs a step.
-        stopped: Asked between steps; `True` cuts the evaluation short. Episodes that aren't over don't count, and the
+        agent: The agent to evaluate.
+        task: The task to play, without cuts.
+        episodes: How many, `"all"` (every game or hand that the task lists, once), or a list of episode numbers.
+        seed: Determines the deals, together with the episode's number.
+        num_envs: Episodes played in parallel.
+        invalid_action: As in `GTRConfig`: a response without a legal action plays a random one, or costs a step.
+        stopped: Checked between steps; `True` cuts the evaluation short. Unfinished episodes don't count, and the
             report is not `complete`.
     """
     task = Task.ensure(task)
@@ -114,13 +113,13 @@ def evaluate_agent(
 
 
 class _Envs:
-    """Environments for episodes: a fresh one for each, or worker processes that play one after the other."""
+    """Environments for episodes: a fresh one for each, or worker processes that are reused."""
 
     def __init__(self, rules: PlayingRules, count: int) -> None:
         self.make = partial(rules.make_env, evaluation=True)
         self.workers = [WorkerEnv(self.make) for _ in range(count)] if in_processes(rules.task) else []
         self.free = list(self.workers)
-        self.threads = ThreadPoolExecutor(max(count, 1))  # each waits for one worker; without workers none is started
+        self.threads = ThreadPoolExecutor(max(count, 1))  # one per worker; started only if there are workers
 
     def __enter__(self) -> _Envs:
         for worker in self.workers:
@@ -142,14 +141,14 @@ class _Envs:
             env.close()
 
     def for_each(self, method: Callable[..., None], *columns: Sequence[Any]) -> None:
-        """Call `method` with every row of the columns; at once for all workers."""
+        """Call `method` with every row of the columns, concurrently with workers."""
         rows = list(zip(*columns, strict=True))
         for _ in (self.threads.map if self.workers else map)(lambda row: method(*row), rows):
-            pass  # every call is waited for, and its error raised
+            pass  # wait for every call and raise its error
 
 
 class _Episode:
-    """One environment from its reset to its end."""
+    """One episode, from reset to end."""
 
     def __init__(
         self, rules: PlayingRules, env: gym.Env, index: int, seed: int, options: dict[str, Any] | None
@@ -183,11 +182,11 @@ class _Episode:
             self.begin()
 
     def _count_loss(self, loss: WorkerLost) -> None:
-        """An episode whose worker is lost is played again, three times at most."""
+        """Replay an episode whose worker is lost, but give up at the third loss."""
         self.losses += 1
         if self.losses >= 3 or isinstance(loss, WorkerRefused):
             raise loss
-        warnings.warn(f"Episode {self.index} begins anew, for its worker was lost: {loss}", stacklevel=2)
+        warnings.warn(f"Restarting episode {self.index} because its worker was lost: {loss}", stacklevel=2)
 
     def _step(self, prompt: str, text: str) -> None:
         response, info = self.task.format.parse(text), self.info

@@ -1,4 +1,4 @@
-"""What an evaluation found: [`EvaluationReport`], its episodes, and shares with confidence intervals."""
+"""Evaluation results: [`EvaluationReport`], its episodes, and rates with confidence intervals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Rate:
-    """A share with its 95 % Wilson interval."""
+    """A rate with its 95 % Wilson interval."""
 
     hits: int
     count: int
@@ -48,34 +48,34 @@ class EpisodeResult:
     valid_steps: int
     legal_steps: int
     judged_steps: int
-    """Steps of which the task's `judge` knows whether the thought is true; 0 for a task without one."""
+    """Steps whose thought the task's `judge` can verify; 0 for a task without one."""
     true_steps: int
     extra: Mapping[str, float] = field(default_factory=dict)
-    """What the task's own `metrics` says."""
+    """The task's own `metrics`."""
     difficulty: str | None = None
     start: Mapping[str, str] = field(default_factory=dict)
-    """What the task's `describe_start` says: the game file and its task type, or the hand."""
+    """From the task's `describe_start`: the game file and its task type, or the hand."""
 
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """What an agent did in its episodes."""
+    """The results of an agent's episodes."""
 
     task: str
     episodes: tuple[EpisodeResult, ...]
-    """Those that were played to their end."""
+    """The finished episodes."""
     planned: int
-    """How many there should be."""
+    """How many episodes were planned."""
 
     @property
     def complete(self) -> bool:
-        """Whether every episode was played. If not, the evaluation was cut short, and episodes that take long are
-        missing more often than others."""
+        """Whether all episodes were finished. If not, the evaluation was cut short and long episodes are
+        underrepresented."""
         return len(self.episodes) == self.planned
 
     def __str__(self) -> str:
         if not self.episodes:
-            return f"{self.task}: no episode of {self.planned} was played to its end"
+            return f"{self.task}: none of {self.planned} episodes finished"
         played = f"{len(self.episodes)}" if self.complete else f"{len(self.episodes)} of {self.planned}"
         return f"{self.task}: success {self.success}, return {self.mean_return:+.2f}, {played} episodes"
 
@@ -85,12 +85,12 @@ class EvaluationReport:
 
     @property
     def success_solvable(self) -> Rate:
-        """Over the deals that can be won at all."""
+        """Success over the deals that can be won."""
         solvable = [e for e in self.episodes if e.solvable]
         return Rate(sum(e.success for e in solvable), len(solvable))
 
     def by_difficulty(self) -> dict[str, Rate]:
-        """Success for each difficulty that the task tells apart; empty for a task without the method."""
+        """Success by difficulty; empty if the task doesn't define difficulties."""
         names = sorted({e.difficulty for e in self.episodes if e.difficulty is not None})
         groups = {name: [e for e in self.episodes if e.difficulty == name] for name in names}
         return {name: Rate(sum(e.success for e in group), len(group)) for name, group in groups.items()}
@@ -100,15 +100,15 @@ class EvaluationReport:
         return float(np.mean([e.total_reward for e in self.episodes]))
 
     def metrics(self, prefix: str = "") -> dict[str, float]:
-        """Success, return and the rest as numbers; with a prefix, as `{prefix}_success` and so on."""
+        """Success, return and other metrics; with a prefix, as `{prefix}_success` and so on."""
         if not self.episodes:
-            raise ValueError("No episode was played to its end, so there is nothing to measure.")
+            raise ValueError("No episode was finished, so there is nothing to measure.")
         steps = sum(e.length for e in self.episodes)
         solvable = self.success_solvable
         judged = sum(e.judged_steps for e in self.episodes)
         metrics = {
             **_with_interval("success", self.success),
-            # Left out where no deal could be won: there is no share of nothing.
+            # Left out if no deal could be won.
             **(_with_interval("success_solvable", solvable) if solvable.count else {}),
             "return": self.mean_return,
             "length": steps / len(self.episodes),
@@ -121,12 +121,12 @@ class EvaluationReport:
         return {f"{prefix}_{name}": value for name, value in metrics.items()} if prefix else metrics
 
     def extra(self) -> dict[str, float]:
-        """The means of the task's own metrics, each over the episodes that have it (success by task type)."""
+        """Means of the task's own metrics, each over the episodes that have it (e.g. success by task type)."""
         names = sorted({name for e in self.episodes for name in e.extra})
         return {name: float(np.mean([e.extra[name] for e in self.episodes if name in e.extra])) for name in names}
 
     def different_starts(self) -> dict[str, int]:
-        """How many different starts were played, by their source ("bundled games"); empty if the task doesn't say."""
+        """Number of different starts played, by source ("bundled games"); empty if the task doesn't say."""
         starts = {tuple(sorted(e.start.items())): e.start["source"] for e in self.episodes if e.start}
         return dict(Counter(sorted(starts.values())))
 

@@ -14,13 +14,13 @@ from .reports import EvaluationReport
 
 
 def report_table(reports: Mapping[str, EvaluationReport], title: str) -> Table:
-    """A row per report: success with its 95 % interval, return, length, shares of steps. 80 columns wide at most.
+    """One row per report: success with its 95 % interval, return, length, shares of steps. At most 80 columns wide.
 
-    The caption names evaluations that were cut short; one without any whole episode has no row.
+    The caption names evaluations that were cut short; one without a finished episode has no row.
     """
     table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
     metrics = {name: report.metrics() for name, report in reports.items() if report.episodes}
-    # Where every deal can be won, it would say the same twice.
+    # If every deal can be won, both columns would be the same.
     differs = any(m.get("success_solvable") != m["success"] for m in metrics.values())
     table.caption = "true: thoughts that are true in all parts"
     if differs:
@@ -42,7 +42,7 @@ def report_table(reports: Mapping[str, EvaluationReport], title: str) -> Table:
 
 
 def _played(reports: Mapping[str, EvaluationReport]) -> str:
-    """What was played, as in "72 different bundled games"; where reports differ in that, each says so."""
+    """What was played, as in "72 different bundled games"; listed per report if they differ."""
     counts = [report.different_starts() for report in reports.values()]
     words = [" and ".join(f"{count} different {source}" for source, count in each.items()) for each in counts]
     if len(set(words)) > 1:
@@ -51,7 +51,7 @@ def _played(reports: Mapping[str, EvaluationReport]) -> str:
 
 
 def difficulty_table(reports: Mapping[str, EvaluationReport], title: str) -> Table:
-    """A row per difficulty of the deals, a column per report."""
+    """One row per difficulty, one column per report."""
     table = Table(
         "", "deals", *map(escape, map(printable, reports)), title=title, box=box.SIMPLE, padding=(0, 1, 0, 0)
     )

@@ -1,1 +1,1 @@
-"""Who teaches thoughts: labels from corrections, the DAgger buffer, data for supervised fine-tuning."""
+"""Teaching thoughts: labels from corrections, the DAgger buffer, data for supervised fine-tuning."""

@@ -1,4 +1,4 @@
-"""The `Guide` seam: who gives labels for thought cloning, and who may shape advantages."""
+"""The `Guide` interface: provides labels for thought cloning, and may shape advantages."""
 
 from __future__ import annotations
 
@@ -21,77 +21,77 @@ from .buffer import CorrectionBuffer
 
 @dataclass(frozen=True)
 class GuidedRun:
-    """What a guide may use of the run that it guides."""
+    """The parts of a run that its guide may use."""
 
     args: GTRConfig
     task: Task
     policy: VLMPolicy
-    """Encodes and decodes; it holds no network."""
+    """Encodes and decodes; contains no network."""
     model: nn.Module
-    """The vision-language model that is trained, as it is before the first update."""
+    """The vision-language model in training, before the first update."""
     processes: Processes
     score: Callable[[Sequence[Transition], nn.Module], Scores]
-    """Scores of steps, in their order, under any network that takes what the trained one takes; by the update's own
-    code. To be called on all processes."""
+    """Scores steps, in order, under any network with the trained one's inputs, using the update's own code. Must be
+    called on all processes."""
 
 
 class Guide:
-    """Teaches thoughts. Override what your guide does; this one does nothing: PPO alone.
+    """Teaches thoughts. Override what your guide needs; the base class does nothing (PPO only).
 
-    The trainer calls `check`, then `attach` once the model is loaded. In each update it calls `labels`, `shaping` and
-    `after_update`, in this order and on all processes.
+    The trainer calls `check`, then `attach` once the model is loaded. Each update calls `labels`, `shaping` and
+    `after_update`, in this order, on all processes.
     """
 
     corrector: Corrector | None = None
-    """Judges every readable thought while the rollout is collected; `None` asks nobody."""
+    """Judges every parsable thought while the rollout is collected; `None` for no corrections."""
     buffer: CorrectionBuffer | None = None
-    """The labels so far, from which an update draws its cloning samples; `None` if the guide gives none."""
+    """The labels so far, from which updates draw cloning samples; `None` if the guide provides none."""
 
     def check(self, task: Task) -> None:
-        """Raise a `ValueError` if the guide can't teach this task. Nothing is loaded yet."""
+        """Raise a `ValueError` if the guide can't teach this task. Called before anything is loaded."""
 
     def attach(self, run: GuidedRun) -> None:
-        """Get ready to guide this run."""
+        """Prepare to guide this run."""
 
     def labels(self, rollout: Rollout, update: int, means: Means) -> int:
-        """Put this rollout's labels into the buffer.
+        """Add this rollout's labels to the buffer.
 
         Args:
-            rollout: Of this process.
-            update: Updates so far.
-            means: Takes what is to be logged.
+            rollout: This process's rollout.
+            update: Number of updates so far.
+            means: Collects values to log.
 
         Returns:
-            How many of the rollout's steps needed a correction. Their share may weigh the cloning loss.
+            How many of the rollout's steps needed a correction. Their share may scale the cloning loss.
         """
         return 0
 
     def shaping(self, rollout: Rollout, scores: Scores) -> Tensor | None:
-        """What to add to the advantage of each step, (steps,), before advantages are normalised; `None` for nothing.
+        """A term to add to each step's advantage, (steps,), before normalisation; `None` for nothing.
 
         Args:
-            rollout: Of this process.
-            scores: Of its steps, under the policy that acted.
+            rollout: This process's rollout.
+            scores: Scores of its steps under the policy that acted.
         """
         return None
 
     def after_update(self, model: nn.Module) -> None:
-        """The model has learned.
+        """Called when an update is done.
 
         Args:
             model: The trained vision-language model, possibly with an adapter. Under ZeRO-3 its weights are sharded.
         """
 
     def metrics(self) -> dict[str, float]:
-        """Totals of this process since the run began. They are added up over processes; a `Share` by its parts."""
+        """This process's totals since the run began. They are summed over processes, a `Share` by its parts."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What the rest of the run depends on: plain values and tensors, in dictionaries and lists."""
+        """State that the rest of the run depends on: plain values and tensors, in dicts and lists."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a [`state_dict`]."""
 
     def close(self) -> None:
-        """The run has been interrupted: end what is under way."""
+        """The run was interrupted: abort pending work."""

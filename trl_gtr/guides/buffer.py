@@ -1,7 +1,6 @@
-"""The corrections of the whole run (DAgger).
+"""All corrections of a run (DAgger).
 
-What a corrector said once stays a lesson: [`CorrectionBuffer`] keeps it across updates, compactly, and each update
-draws uniformly from everything in it.
+[`CorrectionBuffer`] keeps corrections across updates, compactly, and each update samples uniformly from all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from .image_store import ImageStore, check_image
 
 @dataclass(frozen=True)
 class CloningSample:
-    """One lesson: in front of this image and prompt, this is what should have been written."""
+    """One training sample: an image, a prompt, and the response that should have been written."""
 
     prompt: str
     image: np.ndarray
@@ -28,9 +27,9 @@ class CloningSample:
     target_ids: np.ndarray
     """int64, (tokens,): the corrected response."""
     num_labels: int
-    """The first `num_labels` ids are learned: the thought segment, or more where the action is a label too."""
+    """The first `num_labels` ids are learned: the thought segment, or more if the action is a label too."""
     update: int
-    """The update in whose rollout the correction was made."""
+    """The update whose rollout was corrected."""
 
 
 class _Stored(NamedTuple):
@@ -45,21 +44,21 @@ class CorrectionBuffer:
     """All corrections so far, or a uniform sample of them once there are more than `capacity`.
 
     A full buffer is a *reservoir* (Vitter's algorithm R): each correction ever added is in it with the same
-    probability, so early and late rollouts weigh alike. Prompts and images are kept once each and freed with their
-    last sample; images are kept without loss in little space ([`ImageStore`]). The buffer has a random generator of
-    its own: nothing else in the program changes what it draws.
+    probability, so early and late rollouts have equal weight. Prompts and images are deduplicated and freed with their
+    last sample; images are compressed losslessly ([`ImageStore`]). The buffer has its own random generator, so nothing
+    else in the program affects its samples.
 
     Args:
-        capacity: the largest number of samples.
-        seed: of the reservoir and of [`sample`].
+        capacity: Maximum number of samples.
+        seed: For the reservoir and for [`sample`].
     """
 
     def __init__(self, capacity: int, seed: int):
         if capacity < 1:
-            raise ValueError(f"A correction buffer holds at least one sample, got capacity={capacity}.")
+            raise ValueError(f"A correction buffer must hold at least one sample, got capacity={capacity}.")
         self.capacity = capacity
         self.num_added = 0
-        """How many corrections were ever offered, kept or not."""
+        """Number of corrections ever added, whether kept or not."""
         self._rng = np.random.default_rng(seed)
         self._samples: list[_Stored] = []
         self._images = ImageStore()
@@ -69,31 +68,31 @@ class CorrectionBuffer:
 
     @property
     def num_images(self) -> int:
-        """How many distinct images are held."""
+        """Number of distinct images."""
         return len(self._images)
 
     @property
     def image_bytes(self) -> int:
-        """How many bytes the images take."""
+        """Size of the stored images in bytes."""
         return self._images.num_bytes
 
     def add(
         self, prompt: str, image: np.ndarray, target_ids: Sequence[int] | np.ndarray, num_labels: int, update: int = 0
     ) -> None:
-        """Offers one correction; a full buffer may drop it or another one for it.
+        """Add one correction. A full buffer may drop it, or drop another to make room.
 
         Args:
-            prompt: the step's own prompt.
-            image: uint8, (height, width, 3), the step's own observation.
+            prompt: The step's prompt.
+            image: uint8, (height, width, 3), the step's observation.
             target_ids: (tokens,), the corrected response; the labels come first.
-            num_labels: how many of `target_ids` are labels, at least one.
-            update: the current update.
+            num_labels: How many of `target_ids` are labels, at least one.
+            update: The current update.
         """
         ids = np.array(target_ids, dtype=np.int32)  # a copy: the caller's array may be a view of a large batch
         if ids.ndim != 1 or not 1 <= num_labels <= ids.size:
             raise ValueError(
-                f"A correction is one row of ids of which at least one and at most all are labels, got {num_labels} "
-                f"labels for ids of shape {ids.shape}. Don't add a correction that teaches nothing."
+                f"A correction must be one row of ids, at least one of them a label, got {num_labels} labels "
+                f"for ids of shape {ids.shape}. Don't add a correction without labels."
             )
         check_image(image)
         self.num_added += 1
@@ -102,7 +101,7 @@ class CorrectionBuffer:
             slot = int(self._rng.integers(self.num_added))
             if slot >= self.capacity:
                 return
-        # An interned string exists once, and only as long as somebody holds it.
+        # Interning stores each prompt once, for as long as it is referenced.
         stored = _Stored(sys.intern(str(prompt)), self._images.hold(image), ids, num_labels, update)
         if slot == len(self):
             self._samples.append(stored)
@@ -111,9 +110,9 @@ class CorrectionBuffer:
             self._images.release(dropped.image_key)
 
     def sample(self, n: int) -> list[CloningSample]:
-        """`n` samples, uniformly and *with* replacement, so that a small buffer can fill a large batch."""
+        """Draw `n` samples uniformly *with* replacement, so that a small buffer can fill a large batch."""
         if not self._samples:
-            raise ValueError("The correction buffer is empty: check its length before you sample.")
+            raise ValueError("The correction buffer is empty: check its length before sampling.")
         return [self._decode(self._samples[i]) for i in self._rng.integers(len(self), size=n)]
 
     def samples(self) -> Iterator[CloningSample]:
@@ -153,12 +152,12 @@ class CorrectionBuffer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over a [`state_dict`] (arrays or CPU tensors), after which the same samples follow as would have."""
+        """Restore a [`state_dict`] (arrays or CPU tensors); later samples are the same as without the interruption."""
         arrays = {name: np.asarray(value) for name, value in state.items()}
         if int(arrays["capacity"]) != self.capacity:
             raise ValueError(
                 f"The saved correction buffer has capacity {int(arrays['capacity'])}, this one {self.capacity}: a "
-                "reservoir can't change its size. Resume with the same `correction_buffer_size`."
+                "reservoir can't be resized. Resume with the same `correction_buffer_size`."
             )
         prompts = [sys.intern(blob.decode("utf-8", "surrogatepass")) for blob in _unpack("prompts", arrays)]
         images = _unpack("images", arrays)

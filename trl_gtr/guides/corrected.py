@@ -1,4 +1,4 @@
-"""The guide of GTR: a corrector judges thoughts, and what it corrects is cloned for the rest of the run (DAgger)."""
+"""The GTR guide: a corrector judges thoughts, and its corrections are cloned for the rest of the run (DAgger)."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ class CorrectedThoughts(Guide):
 
     def labels(self, rollout: Rollout, update: int, means: Means) -> int:
         if self.buffer is None or self._maker is None:
-            raise RuntimeError("This guide is attached to no run: hand it to a GTRTrainer.")
+            raise RuntimeError("This guide is not attached to a run: pass it to a GTRTrainer.")
         self.failures.update(count_failures(rollout))
-        made: list[Label] = []
+        labels: list[Label] = []
         for step, correction in zip(rollout.transitions, rollout.corrections, strict=True):
             label = None if correction is None else self._maker.label(step, correction)
             if label is None:
                 continue
-            made.append(label)
+            labels.append(label)
             if label.num_labels:
                 self.buffer.add(step.prompt, step.image, label.ids, label.num_labels, update=update)
-        count_labels(made, means)
+        count_labels(labels, means)
         return sum(c is not None and c.verdict == "corrected" for c in rollout.corrections)
 
     def metrics(self) -> dict[str, float]:
@@ -69,23 +69,23 @@ class CorrectedThoughts(Guide):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if not state:
-            return  # of a run without corrections, with `allow_changed_config`
+            return  # saved by a run without corrections (`allow_changed_config`)
         if self.buffer is not None:
             self.buffer.load_state_dict(state["buffer"])
         self.failures = Counter(state["failures"])
-        if state["corrector"]:  # empty where the earlier run's corrector had none
+        if state["corrector"]:  # empty if the earlier run's corrector had no state
             self.corrector.load_state_dict(state["corrector"])
 
     def close(self) -> None:
-        """Corrections under way come back at once; nobody waits for their threads."""
+        """Pending corrections return at once; their threads are not joined."""
         self.corrector.close()
 
 
 def choose_guide(guide: Guide | None, corrector: Corrector | None, args: GTRConfig) -> Guide:
-    """The guide that was given, or the one that a trainer's `corrector` makes."""
+    """The given guide, or one built from the trainer's `corrector`."""
     if guide is not None and corrector is not None:
         raise ValueError(
-            "Pass a `corrector` or a `guide`, not both: `guide=CorrectedThoughts(corrector)` is the same."
+            "Pass a `corrector` or a `guide`, not both: `guide=CorrectedThoughts(corrector)` is equivalent."
         )
     if guide is not None:
         return guide
@@ -93,23 +93,22 @@ def choose_guide(guide: Guide | None, corrector: Corrector | None, args: GTRConf
         return CorrectedThoughts(corrector)
     if args.thought_cloning_coef > 0:
         raise ValueError(
-            "Thought cloning needs a `corrector`, e.g. corrector=ExpertCorrector(). For PPO alone set "
+            "Thought cloning needs a `corrector`, e.g. corrector=ExpertCorrector(). For PPO only, set "
             "`thought_cloning_coef=0`."
         )
     return Guide()
 
 
 def count_failures(rollout: Rollout) -> Counter[str]:
-    """How many of the rollout's corrections failed, by kind."""
+    """Number of failed corrections in the rollout, by kind."""
     kinds = (correction.failure for correction in rollout.corrections if correction is not None)
     return Counter(kind for kind in kinds if kind is not None)
 
 
 def with_failures(metrics: Mapping[str, float], failures: Mapping[str, int]) -> dict[str, float]:
-    """A corrector's metrics with `corrector/failed_<kind>` by the steps that got no label.
+    """A corrector's metrics with `corrector/failed_<kind>` counted by steps without a label.
 
-    They take the place of its own: it doesn't know which of its answers came too late or never began, and what a cache
-    repeats.
+    These replace the corrector's own counts, which miss late, cancelled and cached answers.
     """
     own = ("corrector/failed_", "corrector/fallback_failed_")
     kept = {name: value for name, value in metrics.items() if not name.startswith(own)}

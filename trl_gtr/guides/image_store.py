@@ -1,8 +1,8 @@
-"""Many images in little memory, without loss.
+"""Lossless, compact image storage.
 
-A drawn game shows the same cards and letters again and again, in ever new combinations: nearly every image is new, but
-hardly any part of it is. So an image is cut into blocks of 75 × 75 pixels; each distinct block is compressed and kept
-once, and an image is the list of its blocks. Blocks go when the last image that shows them goes.
+A drawn game shows the same cards and letters in ever new combinations: nearly every image is new, but hardly any part
+of it is. So images are cut into blocks of 75 × 75 pixels; each distinct block is compressed and stored once, and an
+image is a list of blocks. A block is freed with the last image that uses it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ BLOCK_SIZE = 75
 DIGEST_SIZE = 16
 
 _SHAPE = struct.Struct("<II")
-"""Height and width of an image, at the start of its key; the digests of its blocks follow, row by row."""
+"""Image height and width, at the start of its key, followed by the digests of its blocks, row by row."""
 _BLOCK_HEADER = struct.Struct("<II?")
-"""Height, width and whether the pixels were filtered, at the start of a stored block; a zlib stream follows."""
+"""Height, width and whether the pixels were filtered, at the start of a stored block, before a zlib stream."""
 
 
 class ImageStore:
-    """Distinct images by key, each with the number of its users. Equal images have equal keys."""
+    """Distinct images by key, with reference counts. Equal images have equal keys."""
 
     def __init__(self) -> None:
         self._users: dict[bytes, int] = {}
@@ -32,20 +32,20 @@ class ImageStore:
         self._block_users: dict[bytes, int] = {}
 
     def __len__(self) -> int:
-        """How many distinct images are held."""
+        """Number of distinct images."""
         return len(self._users)
 
     def __iter__(self) -> Iterator[bytes]:
-        """The keys, in the order in which they came."""
+        """The keys, in insertion order."""
         return iter(self._users)
 
     @property
     def num_bytes(self) -> int:
-        """What blocks and keys take together."""
+        """Total size of blocks and keys."""
         return sum(map(len, self._blocks.values())) + sum(map(len, self._users))
 
     def hold(self, image: np.ndarray) -> bytes:
-        """Keeps `image`, uint8 (height, width, 3), for one user more and gives its key."""
+        """Add a reference to `image`, uint8 (height, width, 3), and return its key."""
         check_image(image)
         blocks = [np.ascontiguousarray(image[rows, columns]) for rows, columns in _grid(*image.shape[:2])]
         digests = [_digest(block) for block in blocks]
@@ -59,7 +59,7 @@ class ImageStore:
         return key
 
     def release(self, key: bytes) -> None:
-        """One user less; the last one frees the image."""
+        """Drop a reference; the last one frees the image."""
         self._users[key] -= 1
         if self._users[key]:
             return
@@ -79,12 +79,12 @@ class ImageStore:
 
     @property
     def blocks(self) -> dict[bytes, bytes]:
-        """The compressed blocks by digest: with the keys of the images, all that [`restore`] needs."""
+        """The compressed blocks by digest. Together with the image keys, all that [`restore`] needs."""
         return dict(self._blocks)
 
     @classmethod
     def restore(cls, users: Mapping[bytes, int], blocks: Mapping[bytes, bytes]) -> ImageStore:
-        """A store as it was: the number of users of each image by key, and the blocks by digest."""
+        """Rebuild a store from the reference counts of its image keys and its blocks by digest."""
         store = cls()
         store._users, store._blocks = dict(users), dict(blocks)
         for key in users:
@@ -94,9 +94,9 @@ class ImageStore:
 
 
 def check_image(image: np.ndarray) -> None:
-    """Raises a `ValueError` for anything but uint8 (height, width, 3)."""
+    """Raise a `ValueError` unless the image is uint8 (height, width, 3)."""
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        raise ValueError(f"Images are stored as uint8 (height, width, 3), got {image.dtype} {image.shape}.")
+        raise ValueError(f"Images must be uint8 (height, width, 3), got {image.dtype} {image.shape}.")
 
 
 def _grid(height: int, width: int) -> Iterator[tuple[slice, slice]]:
@@ -106,7 +106,7 @@ def _grid(height: int, width: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _digest(block: np.ndarray) -> bytes:
-    # The shape belongs to it: the same bytes in another shape are another picture.
+    # Include the shape: the same bytes in another shape are a different image.
     return hashlib.blake2b(block.data, digest_size=DIGEST_SIZE, salt=_SHAPE.pack(*block.shape[:2])).digest()
 
 
@@ -118,15 +118,15 @@ def _digests(key: bytes) -> Iterator[bytes]:
 def _compress(block: np.ndarray) -> bytes:
     """Header and zlib stream.
 
-    Drawn blocks shrink well as they are. A photo hardly shrinks; there the difference between neighbouring pixels,
-    PNG's "sub" filter, saves about a third.
+    Drawn blocks compress well as they are. Photos hardly compress, but differences between neighbouring pixels
+    (PNG's "sub" filter) save about a third.
     """
     height, width, _ = block.shape
     plain = zlib.compress(block.data, 1)
     if len(plain) < block.size // 4:
         return _BLOCK_HEADER.pack(height, width, False) + plain
     differences = block.copy()
-    differences[:, 1:] -= block[:, :-1]  # uint8 arithmetic wraps around, and back again below
+    differences[:, 1:] -= block[:, :-1]  # uint8 arithmetic wraps around; decompressing undoes it
     return _BLOCK_HEADER.pack(height, width, True) + zlib.compress(differences.data, 1)
 
 

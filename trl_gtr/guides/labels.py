@@ -1,4 +1,4 @@
-"""From a correction to a lesson: which ids are taught, and which labels are thrown away."""
+"""From corrections to labels: which ids to learn, and which labels to discard."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from ..tasks.base import Task, contradicts
 from ..types import Correction, Response, Transition
 
 Flaw = Literal[
-    "contradictory",  # the thought concludes another action than the corrector's
-    "lone_surrogates",  # a lone surrogate, kept from the agent's own words: no tokenizer takes it
-    "special_tokens",  # the text can't be spelt without a special token, which isn't text
-    "unreadable",  # the ids spell another text, in which thought and action can't be read any more
+    "contradictory",  # the thought concludes a different action than the corrector's
+    "lone_surrogates",  # copied from the agent's text; tokenizers reject lone surrogates
+    "special_tokens",  # the text can't be encoded without a special token
+    "unreadable",  # the ids decode to a different text that can't be parsed any more
 ]
-"""Why a label is thrown away."""
+"""Why a label is discarded."""
 FLAWS: tuple[str, ...] = get_args(Flaw)
 
 
 class Label(NamedTuple):
-    """What a step should have said."""
+    """What the agent should have written in a step."""
 
     ids: np.ndarray
     """int64, (tokens,): the right response."""
     num_labels: int
-    """How many of them to clone, from the first on; 0 if there is nothing to learn."""
+    """How many ids to clone, from the start; 0 if there is nothing to learn."""
     flaw: Flaw | None = None
-    """Why there is nothing to learn although the corrector had something to say."""
+    """Why the corrector's answer was discarded, if it was."""
 
 
 class LabelMaker:
-    """Writes the response that a correction calls for, as ids.
+    """Encodes the response that a correction calls for.
 
     Args:
-        args: Its `clone` says what is cloned.
-        task: What is played.
-        policy: Whose ids they are.
+        args: `clone` decides what is cloned.
+        task: The task being played.
+        policy: Encodes the text.
     """
 
     def __init__(self, args: GTRConfig, task: Task, policy: VLMPolicy) -> None:
         self.args, self.task, self.policy = args, task, policy
 
     def label(self, step: Transition, correction: Correction) -> Label | None:
-        """The right response, and how much of it to clone: its thought, and the action where the settings say so.
+        """The right response, and how much of it to clone: the thought, and the action if `clone` includes it.
 
-        Both are written anew from their parts, so that what is cloned is clean JSON even where the agent's text had to
-        be read leniently. `None` where the correction has no thought to teach.
+        Both are rendered anew from their fields, so that the label is clean JSON even if the agent's text was parsed
+        leniently. `None` if the correction has no thought to teach.
         """
         if correction.verdict == "corrected" and correction.thought is not None:
             thought = correction.thought
@@ -59,29 +59,29 @@ class LabelMaker:
         else:
             return None
         if contradicts(self.task, thought, correction.action, step.info):
-            return _thrown_away("contradictory")
+            return _discarded("contradictory")
         action = correction.action or self._concluded(thought, step.info) or step.response.action
         text = self.task.format.render(thought, action or "")
         if LONE_SURROGATE.search(text):
-            return _thrown_away("lone_surrogates")
+            return _discarded("lone_surrogates")
         ids = self.policy.encode_response(text)
         if not self.policy.is_text(ids[:-1]):
-            return _thrown_away("special_tokens")
-        # What the ids spell: a tokenizer may have normalised the text.
+            return _discarded("special_tokens")
+        # Parse what the ids decode to: a tokenizer may have normalised the text.
         written = self.task.format.parse(self.policy.spans.text(ids))
         if written.action_span is None or (written.error and not self.task.format.parse(text).error):
-            return _thrown_away("unreadable")
+            return _discarded("unreadable")
         end = self.policy.spans.action_start(ids, written.action_span)
         return self._cut(ids, end, action, step, correction)
 
     def _concluded(self, thought: Mapping[str, Any], info: Mapping[str, Any]) -> str | None:
-        """Where the corrector names no action, the one that its thought leads to: the agent's may be wrong."""
+        """The action that the thought leads to, if legal. Preferred to the agent's own, which may be wrong."""
         action = self.task.format.conclusion(thought)
         legal = action is not None and self.task.to_env_action(Response("", thought, action), info) is not None
         return action if legal else None
 
     def _cut(self, ids: np.ndarray, end: int, action: str | None, step: Transition, correction: Correction) -> Label:
-        """`end`: where the thought ends."""
+        """The label, with `end` as the end of the thought."""
         if not action:
             return Label(ids[:end], end)
         full = self.args.clone in ("corrected_responses", "responses") and correction.action is not None
@@ -89,11 +89,11 @@ class LabelMaker:
         return Label(ids, len(ids) if full or right else end)
 
 
-def _thrown_away(flaw: Flaw) -> Label:
+def _discarded(flaw: Flaw) -> Label:
     return Label(np.zeros(0, np.int64), 0, flaw)
 
 
 def count_labels(labels: list[Label], means: Any) -> None:
-    """Add the share of the update's labels with each flaw to `means`."""
+    """Add the share of labels with each flaw to `means`."""
     for flaw in FLAWS:
         means.add(f"labels/{flaw}", [label.flaw == flaw for label in labels])

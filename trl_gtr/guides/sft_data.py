@@ -1,8 +1,8 @@
-"""Data for supervised fine-tuning: expert play, LLaVA-format files, and the corrections of a run, all in one form.
+"""Data for supervised fine-tuning: expert play, LLaVA-format files and a run's corrections, all in one format.
 
-Every row has `images` (one picture) and `messages`: the user's turn with image and prompt, and the assistant's turn
-with the right response. `prompt_and_completion` turns that into the columns for which TRL's `SFTTrainer` learns the
-response alone.
+Every row has `images` (a single image) and `messages`: the user's turn with image and prompt, and the assistant's turn
+with the right response. `prompt_and_completion` converts it to the columns with which TRL's `SFTTrainer` trains on the
+response only.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ def make_sft_dataset(
 ) -> Dataset:
     """`n` states of a task with the expert's responses.
 
-    The expert plays, but a share of its steps are random instead: so the data also shows how to go on from a wrong
-    step. States in which there is nothing right to say (an unsolvable deal, a dead end) are left out.
+    The expert plays, but some of its actions are replaced by random ones, so that the data also shows how to recover
+    from a wrong step. States without a right answer (an unsolvable deal, a dead end) are left out.
 
     Args:
-        task: What is played; its `expert` must know an answer.
-        n: How many rows.
+        task: The task to play; it must have an `expert`.
+        n: Number of rows.
         seed: The same seed gives the same rows.
-        exploration: The share of steps that take a random legal action.
-        image_size: Store the pictures in this width and height instead of the game's own: a model that scales them
-            down to it anyhow sees the same, and learning takes less time.
+        exploration: Share of steps that take a random legal action.
+        image_size: Store images at this width and height instead of the game's own. A model that scales them down to
+            this size anyway sees the same, and training is faster.
     """
     if n < 1:
-        raise ValueError(f"An SFT data set needs at least one row: n={n}.")
+        raise ValueError(f"An SFT dataset needs at least one row, got n={n}.")
     if not 0 <= exploration < 1:
-        raise ValueError(f"exploration={exploration} must be a share of the steps, from 0 to less than 1.")
+        raise ValueError(f"exploration must be at least 0 and less than 1, got {exploration}.")
     states = _expert_states(task, np.random.default_rng(seed), exploration)
     return _dataset(sft_row(_scaled(image, image_size), *words) for image, *words in islice(states, n))
 
 
 def _expert_states(task: Task, rng: np.random.Generator, exploration: float) -> Iterator[tuple[np.ndarray, str, str]]:
-    """Picture, prompt and the expert's response, without end."""
+    """Endless stream of image, prompt and the expert's response."""
     env = task.make_env(evaluation=True)
     deals_without_answer = 0
     while True:
@@ -68,17 +68,20 @@ def _expert_states(task: Task, rng: np.random.Generator, exploration: float) -> 
             action = task.to_env_action(response, info)
             if rng.random() < exploration:
                 legal = task.legal_actions(info)
-                wild = task.format.parse(task.format.render(response.fields, legal[int(rng.integers(len(legal)))]))
-                action = task.to_env_action(wild, info)
+                random_action = legal[int(rng.integers(len(legal)))]
+                random_response = task.format.parse(task.format.render(response.fields, random_action))
+                action = task.to_env_action(random_response, info)
             observation, _, terminated, truncated, info = env.step(action)
             ended, steps = terminated or truncated, steps + 1
         deals_without_answer = 0 if steps else deals_without_answer + 1
         if deals_without_answer > 1000:
-            raise ValueError(f"The expert of task {task.name!r} had no answer in 1000 deals: no data can be made.")
+            raise ValueError(
+                f"The expert of task {task.name!r} had no answer in 1000 deals, so no data can be generated."
+            )
 
 
 def sft_row(image: Any, prompt: str, response: str) -> Row:
-    """One row. `image` is uint8 (height, width, 3), or whatever the `Image` feature of `datasets` takes."""
+    """One row. `image` is uint8 (height, width, 3), or anything that the `Image` feature of `datasets` accepts."""
     user = [{"type": "image", "text": None}, {"type": "text", "text": prompt}]
     messages = [
         {"role": "user", "content": user},
@@ -88,10 +91,10 @@ def sft_row(image: Any, prompt: str, response: str) -> Row:
 
 
 def prompt_and_completion(dataset: Dataset, processor: Any = None) -> Dataset:
-    """The last message as `completion`, all before it as `prompt`: `SFTTrainer` then learns the completion only.
+    """Split off the last message as `completion`, so that `SFTTrainer` trains on the completion only.
 
-    (Its `assistant_only_loss` is not there for vision data yet.) With the `processor` of the model that is to learn,
-    what spells one of its special tokens in a text is broken up ("< image>"): it would be taken for the token.
+    (Its `assistant_only_loss` doesn't support vision data yet.) Given the `processor` of the model to train, text that
+    spells one of its special tokens is broken up ("< image>"), or it would be encoded as that token.
     """
     messages = dataset["messages"]
     if processor is not None:
@@ -113,10 +116,10 @@ def _with_text(message: Mapping[str, Any], change: Callable[[str], str]) -> dict
 
 
 def corrections_dataset(buffer: CorrectionBuffer, processor: Any) -> Dataset:
-    """The right responses that a run's corrector has taught so far, ready for `SFTTrainer`.
+    """A run's corrected responses so far, ready for `SFTTrainer`.
 
-    Thoughts for which nobody knew an action are left out: they are no whole response. What spells a special token in a
-    prompt or a response is broken up ("< image>"), for `SFTTrainer` would take it for the token.
+    Thoughts without a known action are left out, because they are not complete responses. Text that spells a special
+    token is broken up ("< image>"), or `SFTTrainer` would encode it as that token.
     """
     tokenizer, plain = processor.tokenizer, SpecialText(processor).broken_up
     rows = [
@@ -134,28 +137,28 @@ def corrections_dataset(buffer: CorrectionBuffer, processor: Any) -> Dataset:
 
 
 def read_llava_json(json_path: str | os.PathLike[str], image_folder: str | os.PathLike[str]) -> Dataset:
-    """A data set from LLaVA's SFT format, as in the data release of RL4VLM.
+    """Read a dataset in LLaVA's SFT format, as in RL4VLM's data release.
 
     The file is a list of `{"id", "image", "conversations": [{"from": "human", "value": "<image>\\n..."}, {"from":
     "gpt", "value": ...}]}`; `image` is a path inside `image_folder`. Every entry is checked: a `ValueError` names the
-    first one that is wrong and says what is wrong with it.
+    first invalid one and says what is wrong.
     """
     try:
         entries = json.loads(Path(json_path).read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise ValueError(f"{json_path} is no JSON file: {error}.") from error
+        raise ValueError(f"{json_path} is not valid JSON: {error}.") from error
     if not isinstance(entries, list) or not entries:
-        raise ValueError(f"{json_path} must hold a list of conversations with at least one entry.")
+        raise ValueError(f"{json_path} must contain a list of conversations with at least one entry.")
     return _dataset([_llava_row(entry, index, Path(image_folder)) for index, entry in enumerate(entries)])
 
 
 def _llava_row(entry: Any, index: int, folder: Path) -> Row:
     name = f"Entry {index}" + (f" (id {entry['id']!r})" if isinstance(entry, Mapping) and "id" in entry else "")
     if not isinstance(entry, Mapping) or not isinstance(entry.get("image"), str):
-        raise ValueError(f'{name}: "image" must name the picture\'s file.')
+        raise ValueError(f'{name}: "image" must be the name of an image file.')
     image = (folder / entry["image"]).resolve()
     if not image.is_relative_to(folder.resolve()):
-        raise ValueError(f"{name}: the image {entry['image']!r} lies outside of {folder}.")
+        raise ValueError(f"{name}: the image {entry['image']!r} is outside {folder}.")
     if not image.is_file():
         raise ValueError(f"{name}: there is no image {entry['image']!r} in {folder}.")
     turns = entry.get("conversations")
@@ -166,7 +169,7 @@ def _llava_row(entry: Any, index: int, folder: Path) -> Row:
         raise ValueError(f'{name}: the conversation must end with a turn from "gpt".')
     pictures = sum(part["type"] == "image" for message in messages for part in message["content"])
     if pictures != 1:
-        raise ValueError(f"{name}: {pictures} {_IMAGE_TAG} tags in the human's turns, where one image needs one.")
+        raise ValueError(f"{name}: expected one {_IMAGE_TAG} tag in the human's turns, got {pictures}.")
     return {"images": [str(image)], "messages": messages}
 
 
@@ -190,14 +193,14 @@ def _dataset(rows: Iterable[Row]) -> Dataset:
 
 
 def _scaled(image: np.ndarray, size: int | None) -> np.ndarray:
-    """Scaled as the image processors of CLIP and LLaVA do it."""
+    """Scale the image like the image processors of CLIP and LLaVA."""
     if size is None:
         return image
     return np.asarray(PILImage.fromarray(image).resize((size, size), PILImage.Resampling.BICUBIC))
 
 
 def _png(image: np.ndarray) -> dict[str, Any]:
-    """Without loss; pictures of games are flat enough for the quickest compression."""
+    """Lossless; game images are flat enough for the fastest compression level."""
     file = io.BytesIO()
     PILImage.fromarray(image).save(file, "PNG", compress_level=1)
     return {"bytes": file.getvalue(), "path": None}

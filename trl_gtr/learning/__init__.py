@@ -1,1 +1,1 @@
-"""From scored steps to gradients: losses, advantages and the update."""
+"""Learning from rollouts: scoring, advantages, losses and the update."""

@@ -1,6 +1,6 @@
-"""What a step is worth: advantage estimators, and the pure functions that they are made of.
+"""Advantage estimators, and the pure functions they are built from.
 
-Letters: T rollout steps, N environments. One sample is one *environment step*, however many tokens its response has.
+Notation: T rollout steps, N environments. One sample is one *environment step*, however many tokens its response has.
 """
 
 from __future__ import annotations
@@ -20,59 +20,59 @@ from .losses import same_shape
 
 
 class Values(NamedTuple):
-    """The value head's answers about one rollout, for an estimator that needs them."""
+    """The value head's predictions for one rollout, for estimators that need them."""
 
     own: Tensor
-    """(steps,): of each step's own observation."""
+    """(steps,): values of each step's own observation."""
     final: Tensor
-    """(steps,): of the true last observation where `Transition.bootstrap` asks for it; 0 elsewhere."""
+    """(steps,): values of the true last observation where `Transition.bootstrap` is set; 0 elsewhere."""
     last: Tensor
-    """(environments,): of the observation after the rollout."""
+    """(environments,): values of the observation after the rollout."""
 
 
 @dataclass(frozen=True)
 class Advantages:
-    """What an estimator says about the steps of one process's rollout, in the rollout's order."""
+    """An estimator's results for one process's rollout, in rollout order."""
 
     advantages: Tensor
     """(steps,)."""
     returns: Tensor | None = None
-    """(steps,): targets of the value head; `None` where there is none to train."""
+    """(steps,): targets for the value head; `None` without one."""
     kept: Tensor | None = None
     """(steps,), bool: the steps to learn from; `None` keeps all."""
     metrics: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """What to log: the mean of each name's numbers, over all processes."""
+    """Values to log; each name's mean is taken over all processes."""
 
 
 class AdvantageEstimator(ABC):
-    """From rewards, and values if it needs them, to advantages.
+    """Computes advantages from rewards and, if needed, values.
 
-    A format reward is the estimator's business: whether it is a reward like any other or a bonus of its own step.
+    The estimator decides how to use a format reward: as an ordinary reward, or as a bonus for its own step.
     """
 
     needs_values = False
-    """Whether a value head is made, trained and asked."""
+    """Whether a value head is created, trained and used."""
     needs_groups = False
-    """Whether it compares whole episodes that begin in the same state."""
+    """Whether it compares whole episodes that start in the same state."""
 
     @abstractmethod
     def __call__(self, rollout: Rollout, values: Values | None) -> Advantages:
         """Advantages of one process's rollout; `values` is `None` unless the estimator `needs_values`."""
 
     def normalize(self, advantages: Tensor, gather: Callable[[Any], list[Any]]) -> Tensor:
-        """Advantages as the loss takes them, after a guide has shaped them; by default as they are.
+        """Normalise advantages for the loss, after a guide has shaped them; does nothing by default.
 
         Args:
             advantages: (steps,).
-            gather: Gives every process's value for one's own.
+            gather: Collects a value from every process.
         """
         return advantages
 
     def check(self, args: GTRConfig) -> None:
-        """Raise a `ValueError` that says what to change if these settings don't fit the estimator."""
+        """Raise a `ValueError` that says what to change if the settings don't suit the estimator."""
         if not self.needs_values and args.value_warmup_updates > 0:
             raise ValueError(
-                f"{type(self).__name__} trains no value head, so that there is nothing to warm up: leave "
+                f"{type(self).__name__} trains no value head, so there is nothing to warm up: leave "
                 "`value_warmup_updates` out."
             )
 
@@ -84,7 +84,7 @@ class GAE(AdvantageEstimator):
     Args:
         gamma, lam: Discount γ and λ.
         reward_scale: Rewards and the format reward are multiplied by this.
-        format_reward: Bonus of a valid response, added to its own step's advantage.
+        format_reward: Bonus for a valid response, added to its own step's advantage.
         min_std: Floor of the divisor in [`normalize_advantages`].
     """
 
@@ -110,7 +110,7 @@ class GAE(AdvantageEstimator):
         advantages, returns = gae(
             rewards=_numbers([t.reward for t in steps], values.own).view(shape) * self.reward_scale,
             values=values.own.view(shape),
-            # A truncation that the state shows (a cut, an over-long formula) is an end like any other.
+            # A truncation visible in the state (a cut, an over-long formula) is an ordinary end.
             terminated=grid([(t.terminated or t.truncated) and not t.bootstrap for t in steps]),
             truncated=grid([t.bootstrap for t in steps]),
             final_values=values.final.view(shape),
@@ -118,7 +118,7 @@ class GAE(AdvantageEstimator):
             gamma=self.gamma,
             lam=self.lam,
         )
-        # After GAE and not in the returns: a bonus for every valid response must not pay for long episodes.
+        # After GAE and not in the returns: a bonus for every valid response must not reward long episodes.
         legal = _numbers([t.legal for t in steps], values.own)
         return Advantages(advantages.flatten() + self.format_reward * self.reward_scale * legal, returns.flatten())
 
@@ -128,13 +128,13 @@ class GAE(AdvantageEstimator):
 
 
 def choose_estimator(given: AdvantageEstimator | None, args: GTRConfig, task: Task) -> AdvantageEstimator:
-    """The estimator that was given, or GAE with these settings; checked."""
+    """The given estimator, or GAE with these settings; validated."""
     estimator = given or GAE.from_config(args, args.reward_scale or float(task.reward_scale))
     estimator.check(args)
     if estimator.needs_groups:
         raise ValueError(
-            f"{type(estimator).__name__} compares episodes that begin in the same state, and the collector doesn't "
-            "play such groups. Use an estimator that needs none, such as GAE."
+            f"{type(estimator).__name__} compares episodes that start in the same state, but the collector doesn't "
+            "play such groups. Use an estimator that doesn't need them, such as GAE."
         )
     return estimator
 
@@ -156,21 +156,21 @@ def gae(
 ) -> tuple[Tensor, Tensor]:
     """Generalized advantage estimation over environment steps (Schulman et al., 2016).
 
-    `δ_t = r_t + γ V(o_{t+1}) − V(o_t)` and `Â_t = δ_t + γλ Â_{t+1}`, where an episode's end cuts the recursion:
+    `δ_t = r_t + γ V(o_{t+1}) − V(o_t)` and `Â_t = δ_t + γλ Â_{t+1}`, where the end of an episode stops the recursion:
 
-    - `terminated`: nothing follows, the target is the reward alone.
+    - `terminated`: nothing follows; the target is the reward alone.
     - `truncated`: the episode stopped but the state does not show why, so the value of its true final observation
-      stands for what would have followed. A truncation that the state does show (a formula that is too long, an
+      stands for what would have followed. A truncation visible in the state (a formula that is too long, an
       episode cut by the task; `info["bootstrap"] = False`) is passed as `terminated`.
     - Otherwise the next step's value follows, and `last_values` after the last step.
 
     Args:
         rewards: (T, N) reward of each step.
         values: (T, N) value of each step's own observation.
-        terminated: (T, N) bool. Wins where both flags are set.
+        terminated: (T, N) bool. Takes precedence if both flags are set.
         truncated: (T, N) bool.
-        final_values: (T, N) value of the last observation of a truncated episode; read nowhere else.
-        last_values: (N,) value of the observation after the rollout; not read where its last step ended an episode.
+        final_values: (T, N) value of the last observation of a truncated episode; ignored elsewhere.
+        last_values: (N,) value of the observation after the rollout; ignored where the last step ended an episode.
         gamma: discount γ.
         lam: λ of GAE.
 
@@ -179,7 +179,7 @@ def gae(
     """
     _check_rollout(rewards, values, terminated, truncated, final_values, last_values)
     next_values = torch.cat([values[1:], last_values[None]])
-    # `where`, not a product with a mask: the values that are not read may be NaN.
+    # `where`, not a product with a mask: ignored values may be NaN.
     next_values = torch.where(truncated, final_values, next_values)
     next_values = torch.where(terminated, torch.zeros_like(values), next_values)
     deltas = rewards + gamma * next_values - values
@@ -196,9 +196,9 @@ def gae(
 def advantage_moments(advantages: Tensor) -> Tensor:
     """Count, sum and sum of squares of `advantages` (any shape), as float64 of shape (3,).
 
-    Summed over the ranks they give the exact moments of all ranks' rollout, for [`normalize_advantages`].
+    Summed over ranks, they give the exact moments of the whole rollout, for [`normalize_advantages`].
     """
-    # Apple's GPUs don't know float64; everywhere else the sums stay where the ranks can reduce them.
+    # Apple GPUs don't support float64; elsewhere the sums stay on the device, where ranks can reduce them.
     wide = (advantages.detach().cpu() if advantages.device.type == "mps" else advantages.detach()).double()
     return torch.stack([wide.new_tensor(wide.numel()), wide.sum(), wide.square().sum()])
 
@@ -206,7 +206,7 @@ def advantage_moments(advantages: Tensor) -> Tensor:
 def normalize_advantages(advantages: Tensor, moments: Tensor, min_std: float) -> Tensor:
     """`(Â − mean) / max(std, min_std)`, same shape as `advantages`.
 
-    The floor keeps a rollout in which nearly every episode went the same way from being blown up into noise.
+    The floor avoids amplifying noise when nearly all episodes went the same way.
 
     Args:
         advantages: any shape.

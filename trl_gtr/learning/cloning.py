@@ -1,4 +1,4 @@
-"""Thought cloning: cross-entropy on corrected thoughts, and how much it weighs in an update."""
+"""Thought cloning: cross-entropy on corrected thoughts, and its weight in an update."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 def cloning_loss(token_logprobs: Tensor, label_mask: Tensor) -> Tensor:
-    """Cross-entropy on the label tokens: minus the mean of their log-probs, per sample (B,).
+    """Cross-entropy on the label tokens: their negative mean log-prob, per sample (B,).
 
-    The trainer takes the mean over samples, so that a short thought counts as much as a long one. A row without a
-    label gives 0 and no gradient: the filler of a process that has nothing to clone yet.
+    The trainer averages over samples, so a short thought counts as much as a long one. A row without labels gives 0
+    and no gradient: a filler for processes that have nothing to clone yet.
 
     Args:
         token_logprobs: (B, T) log-prob of each target token at temperature 1, float32 or wider.
-        label_mask: (B, T) bool, true on the tokens to learn. What lies outside is not read.
+        label_mask: (B, T) bool, true on the tokens to learn. Other log-probs are ignored.
     """
     if token_logprobs.ndim != 2 or token_logprobs.shape != label_mask.shape or label_mask.dtype != torch.bool:
         raise ValueError(
@@ -31,16 +31,16 @@ def cloning_coefficient(mode: Literal["share", "constant"], coef: float, correct
     """The weight of the cloning loss in this update.
 
     `"share"`: `coef` times the share of the current rollout's steps that were corrected, over all ranks. The guidance
-    fades by itself as the agent's thoughts come right. `"constant"`: `coef`, whatever the rollout was like.
+    fades as the agent's thoughts improve. `"constant"`: always `coef`.
 
     Args:
         mode: `"share"` or `"constant"`.
         coef: `thought_cloning_coef`.
-        corrected: steps of the rollout that gave a label.
-        steps: all steps of the rollout.
+        corrected: Number of corrected steps in the rollout.
+        steps: Number of steps in the rollout.
     """
     if not 0 <= corrected <= steps:
-        raise ValueError(f"corrected={corrected} must be in 0..{steps}, the number of steps.")
+        raise ValueError(f"corrected={corrected} must be between 0 and the number of steps, {steps}.")
     if mode == "constant":
         return coef
     if mode == "share":

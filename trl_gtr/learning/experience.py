@@ -1,4 +1,4 @@
-"""From a rollout to experience: scores by the update's own code, then advantages."""
+"""From a rollout to experience: scores from the update's own code, then advantages."""
 
 from __future__ import annotations
 
@@ -25,50 +25,50 @@ from .minibatches import learned_steps, stack
 
 @dataclass
 class Experience:
-    """A rollout as the update sees it. Tensors are (steps,), in the rollout's order."""
+    """A rollout, ready for the update. Tensors are (steps,), in rollout order."""
 
     transitions: list[Transition]
     scores: Scores
     """Under the policy that acted."""
     advantages: Tensor
     returns: Tensor | None
-    """Targets of the value head; `None` where there is none."""
+    """Targets for the value head; `None` without one."""
     learned: np.ndarray
-    """bool, (environments of all processes, steps): which steps are learned from. See `minibatches.learned_steps`."""
+    """bool, (environments of all processes, steps): which steps to learn from. See `minibatches.learned_steps`."""
     env_steps: int
-    """Steps that all processes' environments have made."""
+    """Environment steps over all processes."""
     cloning_coef: float
     """Weight of the cloning loss in this update; 0 drops it."""
     reference: Tensor | None = None
-    """(steps, T): token log-probs under the starting policy, 0 in padding, where `kl_coef` asks for them."""
+    """(steps, T): token log-probs under the starting policy, 0 in padding; only if `kl_coef` > 0."""
 
     def __len__(self) -> int:
         return len(self.transitions)
 
 
 class Scorer:
-    """Scores steps as the loss sees them. Old log-probs come from here too, so that every ratio starts at 1.
+    """Scores steps for the loss. Old log-probs come from here too, so that every ratio starts at 1.
 
     Args:
         args: Batch sizes and λ.
-        policy: How the network is asked.
-        network: What learns: DeepSpeed's engine, or the bare module.
-        processes: Those who train with this one.
+        policy: Runs the network.
+        network: The network in training: DeepSpeed's engine, or the bare module.
+        processes: All processes of the run.
     """
 
     def __init__(self, args: GTRConfig, policy: VLMPolicy, network: nn.Module, processes: Processes) -> None:
         self.args, self.policy, self.network, self.processes = args, policy, network, processes
         self.shape: BatchShape | None = None
-        """What every batch of this update is padded to, where `one_batch_shape` asks for it."""
+        """The shape every batch of this update is padded to, if `one_batch_shape` is set."""
 
     def choose_shape(self, steps: Sequence[Transition]) -> None:
-        """Before anything of a rollout is scored: one shape for all of its batches, if that is asked for."""
+        """Choose one shape for all batches if `one_batch_shape` is set. Call it before scoring a rollout."""
         if self.args.one_batch_shape:
             samples = [t.prompt for t in steps], [t.image for t in steps], [t.response_ids for t in steps]
             self.shape = self.policy.largest_shape(*samples, rows=self.args.per_device_train_batch_size)
 
     def action_starts(self, steps: Sequence[Transition]) -> list[int]:
-        """The first token of each step's action."""
+        """Index of the first action token of each step."""
         return [self.policy.spans.action_start(t.response_ids, t.response.action_span) for t in steps]
 
     def score(
@@ -78,7 +78,7 @@ class Scorer:
         network: nn.Module | None = None,
         with_entropy: bool = False,
     ) -> Scores:
-        """One batch, under the network that learns or another one."""
+        """Score one batch, under the network in training or another one."""
         return self.policy.score(
             network or self.network,
             [t.prompt for t in steps],
@@ -92,7 +92,7 @@ class Scorer:
 
     @torch.no_grad()
     def score_all(self, steps: Sequence[Transition], network: nn.Module | None = None) -> Scores:
-        """Any number of steps, in batches of similar lengths; the result is in the order of `steps`."""
+        """Score any number of steps, in batches of similar lengths; the result is in the order of `steps`."""
         starts = self.action_starts(steps)
 
         def score(chosen: list[int]) -> Scores:
@@ -102,7 +102,7 @@ class Scorer:
 
     @torch.no_grad()
     def values(self, rollout: Rollout, own: Tensor) -> Values:
-        """What an estimator needs to know beside the values of the steps' `own` observations."""
+        """All values an estimator needs, given those of the steps' `own` observations."""
 
         def value(prompts: Sequence[Any], images: Sequence[Any]) -> Tensor:
             batches = self._batches(np.arange(len(prompts)))
@@ -120,11 +120,11 @@ class Scorer:
 
 
 def in_batches(order: np.ndarray, size: int, gather: Callable[[int], list[int]] | None = None) -> list[list[int]]:
-    """`order` in batches of `size`.
+    """Split `order` into batches of `size`.
 
     Args:
-        gather: Under ZeRO-3 a forward pass needs all processes: whoever has fewer batches repeats the first at the
-            end. Gives every process's number for one's own.
+        gather: Collects a number from every process. Given under ZeRO-3, where a forward pass needs all processes: one
+            with fewer batches repeats its first at the end.
     """
     batches = [order[i : i + size].tolist() for i in range(0, len(order), size)]
     if gather is not None:
@@ -135,12 +135,12 @@ def in_batches(order: np.ndarray, size: int, gather: Callable[[int], list[int]] 
 def score_in_batches(
     score: Callable[[list[int]], Scores], lengths: Sequence[int], batches: Callable[[np.ndarray], list[list[int]]]
 ) -> Scores:
-    """Scores of samples 0, 1, … in that order, scored in batches of similar lengths.
+    """Scores of samples 0, 1, … in that order, computed in batches of similar lengths.
 
     Args:
         score: Scores one batch of samples.
-        lengths: Of each sample.
-        batches: Cuts samples into batches, see [`in_batches`].
+        lengths: Length of each sample.
+        batches: Splits samples into batches, see [`in_batches`].
     """
     order = np.argsort(lengths, kind="stable")
     scored = Scores.concatenate([score(batch) for batch in batches(order)])
@@ -148,12 +148,12 @@ def score_in_batches(
 
 
 def bootstrap_values(rollout: Rollout, own: Tensor, value: Callable[[Sequence[Any], Sequence[Any]], Tensor]) -> Values:
-    """The values that close a rollout: of cut episodes' true last observations, and of where each environment is now.
+    """The values to bootstrap from: of cut episodes' true last observations, and of each environment's current one.
 
     Args:
-        rollout: Says what was cut.
+        rollout: The rollout.
         own: (steps,), values of the steps' own observations.
-        value: Values of prompts and images.
+        value: Computes the values of prompts and images.
     """
     cut = [i for i, step in enumerate(rollout.transitions) if step.bootstrap]
     following = value(
@@ -171,10 +171,10 @@ class ExperienceMaker:
     Args:
         args: The hyper-parameters.
         scorer: Scores steps.
-        estimator: Gives advantages.
+        estimator: Estimates advantages.
         guide: May shape them.
-        processes: Those who train with this one.
-        reference: Opens the starting policy as a network; asked where `kl_coef` is positive.
+        processes: All processes of the run.
+        reference: Opens the starting policy as a network; used if `kl_coef` is positive.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class ExperienceMaker:
 
     @torch.no_grad()
     def __call__(self, rollout: Rollout, corrected: int, means: Means) -> Experience:
-        """Experience from this process's rollout, of which the guide corrected so many steps."""
+        """Experience from this process's rollout, in which the guide corrected `corrected` steps."""
         args, steps = self.args, rollout.transitions
         self.scorer.choose_shape(steps)
         scores = self.scorer.score_all(steps)
@@ -205,20 +205,21 @@ class ExperienceMaker:
         means.add("response/thought_tokens", scores.action_start)
         for name, numbers in estimated.metrics.items():
             means.add(name, numbers)
-        made, corrected = (sum(each) for each in zip(*self.processes.gather((len(steps), corrected)), strict=True))
+        counts = self.processes.gather((len(steps), corrected))
+        env_steps, corrected = (sum(each) for each in zip(*counts, strict=True))
         return Experience(
             transitions=steps,
             scores=scores,
             advantages=advantages,
             returns=estimated.returns,
             learned=self._learned(steps, estimated.kept),
-            env_steps=made,
-            cloning_coef=cloning_coefficient(args.cloning_weight, args.thought_cloning_coef, corrected, made),
+            env_steps=env_steps,
+            cloning_coef=cloning_coefficient(args.cloning_weight, args.thought_cloning_coef, corrected, env_steps),
             reference=self._reference_logprobs(steps) if args.kl_coef > 0 else None,
         )
 
     def _learned(self, steps: Sequence[Transition], kept: Tensor | None) -> np.ndarray:
-        """Of all processes."""
+        """Which steps of all processes to learn from."""
         own_envs = self.args.num_envs // self.processes.world_size
         first = self.processes.rank * own_envs
         flags = None if kept is None else kept.tolist()

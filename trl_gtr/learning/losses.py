@@ -1,8 +1,8 @@
-"""The losses of PPO over environment steps: pure functions on tensors, no model, no trainer.
+"""PPO losses over environment steps: pure tensor functions without model or trainer.
 
 B is the number of samples in a mini-batch. One sample is one *environment step*; its log-prob is the λ-weighted sum
-over the response's tokens. Losses are returned per sample, so that a micro-batch can be averaged over the size of its
-whole mini-batch. Tensors are never broadcast: (B,) beside (B, 1) is an error.
+over the response's tokens. Losses are per sample, so that a micro-batch can be averaged over its whole mini-batch.
+Tensors are never broadcast: mixing (B,) and (B, 1) is an error.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ..policy.scores import Scores
 
 
 class PolicyStats(NamedTuple):
-    """What a policy update did to each ratio; detached, one-dimensional: (B,) where a response has one ratio."""
+    """The effect of a policy update on each ratio; detached, one-dimensional: (B,) with one ratio per response."""
 
     ratio: Tensor
-    """π(a|o) / π_old(a|o), after the clamp on its logarithm."""
+    """π(a|o) / π_old(a|o), with its logarithm clamped."""
     clipped: Tensor
     """bool: the ratio is outside 1 ± cliprange. Its mean is the clip fraction."""
     approx_kl: Tensor
@@ -28,14 +28,14 @@ class PolicyStats(NamedTuple):
 
 
 class PolicyObjective(Protocol):
-    """What PPO makes of advantages: a loss per sample, however many ratios a response has."""
+    """PPO's policy loss per sample, however many ratios a response has."""
 
     def __call__(self, new: Scores, old: Scores, advantages: Tensor) -> tuple[Tensor, PolicyStats]:
-        """Loss (B,) to be minimised, and what it did.
+        """Loss (B,) to minimise, and its statistics.
 
         Args:
-            new: Under the policy in training; gradients flow.
-            old: Of the same responses, under the policy that acted.
+            new: Scores under the policy in training, with gradients.
+            old: Scores of the same responses under the policy that acted.
             advantages: (B,).
         """
         ...
@@ -43,7 +43,7 @@ class PolicyObjective(Protocol):
 
 @dataclass(frozen=True)
 class ResponseRatio:
-    """One ratio per response: of the λ-weighted sums of its tokens' log-probs (GTR, RL4VLM).
+    """One ratio per response, from the λ-weighted sums of its token log-probs (GTR, RL4VLM).
 
     Args:
         cliprange, dual_clip: See [`policy_loss`].
@@ -66,8 +66,8 @@ def policy_loss(
 ) -> tuple[Tensor, PolicyStats]:
     """PPO's clipped surrogate, per sample.
 
-    `L = max(−Â·ratio, −Â·clip(ratio, 1 ± cliprange))`. A log-prob that is a sum over 200 tokens leaves the trust
-    region quickly; with a negative advantage that term has no upper bound. The dual clip (Ye et al., 2020) caps it at
+    `L = max(−Â·ratio, −Â·clip(ratio, 1 ± cliprange))`. A log-prob summed over 200 tokens leaves the trust region
+    quickly, and with a negative advantage the loss is unbounded. The dual clip (Ye et al., 2020) caps it at
     `dual_clip · |Â|`, and the log-ratio is clamped before it is exponentiated.
 
     Args:
@@ -96,7 +96,7 @@ def policy_loss(
 def policy_stats(logprob: Tensor, old_logprob: Tensor, cliprange: float, log_ratio_clamp: float = 20.0) -> PolicyStats:
     """Ratio, clip fraction and KL of a policy change, per sample.
 
-    Any pair of log-probs will do, so that the thought's and the action's part can be looked at apart.
+    Works for any pair of log-probs, so that thought and action can be inspected separately.
 
     Args:
         logprob: (B,) under the policy in training.
@@ -119,10 +119,10 @@ def value_loss(
     """`½ (V − R)²`, per sample (B,).
 
     Args:
-        values: (B,) the value head's answers in training.
+        values: (B,) the value head's predictions in training.
         returns: (B,) targets from the advantage estimator.
         old_values: (B,) the values of the rollout; only with `cliprange_value`.
-        cliprange_value: if given, V may earn nothing by moving further than this from the old value.
+        cliprange_value: if given, V gains nothing by moving further than this from the old value.
     """
     same_shape(values=values, returns=returns)
     loss = 0.5 * (values - returns).square()
@@ -139,21 +139,21 @@ def kl_k3(logprob: Tensor, ref_logprob: Tensor, log_ratio_clamp: float = 20.0) -
     """k3 estimate of KL(π ‖ π_ref) from samples of π: `q − 1 − log q` with `q = π_ref / π`; never negative.
 
     Args:
-        logprob: under π, (B,) of responses or (B, T) of tokens; gradients flow.
+        logprob: under π, (B,) for responses or (B, T) for tokens, with gradients.
         ref_logprob: under π_ref, the same shape.
         log_ratio_clamp: bound of |log q|.
     """
     same_shape(logprob=logprob, ref_logprob=ref_logprob)
     log_q = _log_ratio(ref_logprob, logprob, log_ratio_clamp)
-    # expm1 keeps the digits of a tiny ratio; what rounding leaves below zero is cut.
+    # expm1 is accurate for tiny ratios; clamp what rounding leaves below zero.
     return (torch.expm1(log_q) - log_q).clamp(min=0)
 
 
 def reference_kl(scored: Scores, reference: Tensor) -> Tensor:
-    """k3 KL to the starting policy, mean over each response's tokens; (B,).
+    """k3 KL to the starting policy, averaged over each response's tokens; (B,).
 
     Args:
-        scored: Under the policy in training; gradients flow.
+        scored: Scores under the policy in training, with gradients.
         reference: (B, T) token log-probs under the starting policy.
     """
     kl = kl_k3(scored.token_logprobs, reference)
@@ -162,7 +162,7 @@ def reference_kl(scored: Scores, reference: Tensor) -> Tensor:
 
 @torch.no_grad()
 def explained_variance(values: Tensor, returns: Tensor) -> float:
-    """`1 − Var(R − V) / Var(R)`: 1 is perfect, 0 no better than a constant, NaN where all returns are equal.
+    """`1 − Var(R − V) / Var(R)`: 1 is perfect, 0 no better than a constant, NaN if all returns are equal.
 
     Args:
         values: any shape.
@@ -187,7 +187,7 @@ def _log_ratio(logprob: Tensor, old_logprob: Tensor, bound: float) -> Tensor:
 
 
 def same_shape(**tensors: Tensor) -> None:
-    """Raise a `ValueError` where tensors would be broadcast."""
+    """Raise a `ValueError` if tensors would be broadcast."""
     if len({tensor.shape for tensor in tensors.values()}) > 1:
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
         raise ValueError(f"These tensors must have the same shape (nothing is broadcast here): {shapes}.")

@@ -1,4 +1,4 @@
-"""Which steps are learned together: drawing mini-batches from all processes' rollouts. Pure functions on numbers."""
+"""Drawing mini-batches from all processes' rollouts. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from ..types import Transition
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """One optimizer step's samples, over all processes."""
+    """The samples for one optimizer step, over all processes."""
 
     micro_batches: list[np.ndarray]
-    """This process's share, as indices into its transitions. Empty ones keep it in step with the others."""
+    """This process's share, as indices into its transitions. Empty ones keep processes in sync."""
     size: int
-    """Samples of all processes together."""
+    """Number of samples over all processes."""
 
 
 def learned_steps(
     transitions: Sequence[Transition], envs: range, num_steps: int, kept: Sequence[bool] | None = None
 ) -> np.ndarray:
-    """Where one process has a step to learn from: bool, (environments, at least `num_steps`).
+    """Which of one process's steps to learn from: bool, (environments, at least `num_steps`).
 
     Args:
         transitions: The process's rollout.
         envs: Global indices of its environments.
-        num_steps: Steps of a whole rollout. Where time ran out, places are left empty.
+        num_steps: Steps in a full rollout. Steps missing because time ran out are false.
         kept: Whether to learn from each transition; `None` keeps all.
     """
     width = max([num_steps, *(step.step + 1 for step in transitions)])
@@ -40,7 +40,7 @@ def learned_steps(
 
 
 def stack(grids: Sequence[np.ndarray]) -> np.ndarray:
-    """The processes' [`learned_steps`] as one grid of all environments, as wide as the widest."""
+    """The processes' [`learned_steps`] as one grid over all environments, padded to the widest."""
     width = max(grid.shape[1] for grid in grids)
     return np.concatenate([np.pad(grid, ((0, 0), (0, width - grid.shape[1]))) for grid in grids])
 
@@ -55,16 +55,16 @@ def draw_mini_batches(
     world_size: int,
     seed: Sequence[int],
 ) -> Iterator[MiniBatch]:
-    """Shuffled mini-batches of all processes' steps, cut into micro-batches of similar lengths: less padding.
+    """Shuffled mini-batches over all processes, split into micro-batches of similar lengths to reduce padding.
 
-    All places in a row, environment by environment, make as many equal stretches as a mini-batch has samples; each
-    mini-batch takes one step of every stretch. So every process holds the same share of each mini-batch, and which
-    steps are learned together depends on the seed alone, not on the number of processes.
+    The grid, flattened environment by environment, is divided into as many equal chunks as a mini-batch has samples;
+    each mini-batch takes one step from every chunk. So every process has the same share of each mini-batch, and which
+    steps are learned together depends only on the seed, not on the number of processes.
 
     Args:
         transitions: This process's rollout.
-        learned: (environments of all processes, steps), bool: where there is a step to learn from.
-        micro_batch_size: Samples of one forward pass.
+        learned: (environments of all processes, steps), bool: which steps to learn from.
+        micro_batch_size: Samples per forward pass.
         accumulation_steps: Forward passes of each process in one mini-batch of full size.
         rank: Of this process.
         world_size: Number of processes.
@@ -77,8 +77,8 @@ def draw_mini_batches(
     for i, transition in enumerate(transitions):
         index[transition.env_index, transition.step] = i
     lengths = np.array([len(transition.response_ids) for transition in transitions])
-    stretches = np.arange(num_envs * num_steps).reshape(size, -1)
-    order = np.random.default_rng(seed).permuted(stretches, axis=1).T
+    chunks = np.arange(num_envs * num_steps).reshape(size, -1)
+    order = np.random.default_rng(seed).permuted(chunks, axis=1).T
     for places in order.reshape(len(order), world_size, -1):
         counts = learned.ravel()[places].sum(axis=1)
         mine = places[rank][learned.ravel()[places[rank]]]
@@ -91,7 +91,7 @@ def draw_mini_batches(
 
 
 def _divisible(learned: np.ndarray, size: int) -> np.ndarray:
-    """With empty places added at the end, so that equal stretches can be made of the whole."""
+    """Pad the grid with empty steps, so that it divides into equal chunks."""
     num_envs, num_steps = learned.shape
     unit = size // math.gcd(size, num_envs)
     return np.pad(learned, ((0, 0), (0, -num_steps % unit)))

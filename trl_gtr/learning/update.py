@@ -1,9 +1,9 @@
-"""One update: PPO epochs over a rollout, and thought cloning in the same steps or as a phase of its own.
+"""One update: PPO epochs over a rollout, with thought cloning in the same steps or in a separate phase.
 
 A mini-batch is `per_device_train_batch_size × gradient_accumulation_steps` steps on each process, in micro-batches of
-the former. Losses are means over the samples of a whole mini-batch, so that neither how it is cut nor how many
-processes share it changes its gradient. Every process runs the same passes in the same order, on a filler of weight 0
-where it has nothing to learn from.
+the former. Losses are averaged over the whole mini-batch, so its gradient doesn't depend on how it is split into
+micro-batches or over processes. Every process runs the same passes in the same order, with a filler of weight 0 if it
+has nothing to learn from.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Updater:
 
     Args:
         args: The hyper-parameters.
-        accelerator: Prepared network and optimizer.
-        processes: Those who train with this one.
-        scorer: Scores steps under the network that learns.
-        optimizer: Of that network's parameters.
+        accelerator: Has prepared the network and the optimizer.
+        processes: All processes of the run.
+        scorer: Scores steps under the network in training.
+        optimizer: Optimizes that network's parameters.
         objective: PPO's policy loss.
-        buffer: The guide's labels so far; `None` if it gives none.
+        buffer: The guide's labels so far; `None` if it provides none.
     """
 
     def __init__(
@@ -64,15 +64,15 @@ class Updater:
         self._moments: dict[Any, Any] = defaultdict(dict)
         self.skipped_in_a_row = 0
         self.not_finite: str | None = None
-        """What this process last saw that was NaN or infinite."""
-        # Of the update under way:
+        """What was last NaN or infinite on this process."""
+        # State of the current update:
         self._skipped, self._bad_loss = 0, False
         self._start_deviations: list[float] = []
         self._all_labels = 0
         self._clones, self._trains_policy = False, False
 
     def update(self, experience: Experience, number: int, means: Means) -> None:
-        """The `number`-th update of the run; what happened is counted in `means`."""
+        """Run update `number`, counted from 0; statistics go to `means`."""
         args, joint = self.args, self.args.update_schedule == "joint"
         self._skipped, self._start_deviations = 0, []
         self._all_labels = int(self.processes.sum(self._num_labels))
@@ -103,11 +103,11 @@ class Updater:
 
     @property
     def gave_up(self) -> bool:
-        """Too many steps in a row were skipped; the same on all processes."""
+        """Whether too many steps in a row were skipped; the same on all processes."""
         return self.skipped_in_a_row >= self.args.max_skipped_steps
 
     def _epoch(self, experience: Experience, seed: Sequence[int], means: Means, first: bool) -> bool:
-        """One pass over the rollout; `False` once a mini-batch shows that the policy has gone too far."""
+        """One pass over the rollout; `False` if it stopped early (`target_kl`, or too many skipped steps)."""
         args = self.args
         mini_batches = draw_mini_batches(
             experience.transitions,
@@ -146,10 +146,10 @@ class Updater:
         drift: list[float],
         first: bool,
     ) -> Tensor | float:
-        """Policy, value and KL loss of a micro-batch. A term that is off is left out, never multiplied by zero:
-        the optimizer would go on moving on its momentum."""
+        """Policy, value and KL loss of a micro-batch. Disabled terms are left out rather than multiplied by zero, or
+        the optimizer would keep moving on its momentum."""
         args = self.args
-        # Of the mini-batch's mean; `backward` divides by the accumulation steps and the processes.
+        # For the mean over the mini-batch; `backward` divides by accumulation steps and processes.
         weight = args.gradient_accumulation_steps * self.processes.world_size / mini_batch_size
         if filler := len(chosen) == 0:
             chosen, weight = np.zeros(1, np.int64), 0.0
@@ -186,13 +186,13 @@ class Updater:
         return loss
 
     def _value_losses(self, experience: Experience, scored: Scores, old: Scores, chosen: np.ndarray) -> Tensor | None:
-        """Of a micro-batch, (B,); `None` without a value head."""
+        """Value losses of a micro-batch, (B,); `None` without a value head."""
         if scored.value is None or experience.returns is None:
             return None
         return value_loss(scored.value, experience.returns[chosen], old.value, self.args.cliprange_value)
 
     def _count_drift(self, scored: Scores, old: Scores, stats: PolicyStats, means: Means, first: bool) -> None:
-        """How far the policy has moved from the one that acted; thought and action apart."""
+        """Log how far the policy has moved from the one that acted, also for thought and action separately."""
         means.add("policy/ratio", stats.ratio)
         means.add("policy/clipfrac", stats.clipped)
         means.add("policy/approx_kl", stats.approx_kl)
@@ -208,30 +208,30 @@ class Updater:
             self._start_deviations.append(float((stats.ratio - 1).abs().max()))
 
     def _check_start(self, means: Means) -> None:
-        """Behind the first mini-batch's passes: old and new policy are the same there, so that ratios should be 1."""
-        everybody = [deviation for each in self.processes.gather(self._start_deviations) for deviation in each]
-        if not everybody:
+        """Check that ratios are 1 in the first mini-batch, where old and new policy are the same."""
+        deviations = [deviation for each in self.processes.gather(self._start_deviations) for deviation in each]
+        if not deviations:
             return
-        deviation, low_precision = max(everybody), self.accelerator.mixed_precision != "no"
+        deviation, low_precision = max(deviations), self.accelerator.mixed_precision != "no"
         means.maximum("policy/ratio_start_max_dev", deviation)
-        # What rounding alone does was measured to reach the clip range (docs/models.md).
+        # Rounding alone was measured to reach the clip range (docs/models.md).
         rounding = low_precision and not self.args.one_batch_shape
         tolerance = 1.5 * self.args.cliprange if rounding else RATIO_TOLERANCE
         if deviation > tolerance and self.processes.rank == 0:
             logger.warning(
-                "Before the first step of this update a ratio is off 1 by %.3g (more than %.3g): a sample's log-prob "
-                "depends on the batch that it is scored in, or something random is left in the model.%s",
+                "Before the first step of this update, a ratio is off 1 by %.3g (more than %.3g): a sample's log-prob "
+                "depends on the batch it is scored in, or the model still has some randomness.%s",
                 deviation,
                 tolerance,
-                " Set one_batch_shape=True: if the warning goes, it was low precision's rounding."
+                " Set one_batch_shape=True: if the warning goes away, it was low-precision rounding."
                 if low_precision and not self.args.one_batch_shape
                 else "",
             )
 
     def _cloning_term(self, experience: Experience, means: Means, rounds: int) -> Tensor:
-        """Cross-entropy on a uniform draw from every label so far, as one of a mini-batch's `rounds` parts.
+        """Cross-entropy on a uniform sample of all labels so far, as one of a mini-batch's `rounds` parts.
 
-        Each process draws from its own labels, weighted by how many of all it has; one without any runs a filler.
+        Each process samples its own labels, weighted by its share of all labels; one without any runs a filler.
         """
         if self.buffer:
             samples = self.buffer.sample(self.args.per_device_train_batch_size)
@@ -252,7 +252,7 @@ class Updater:
         return loss
 
     def _look_for_nan(self, loss: Tensor | float, tensors: Mapping[str, Tensor | None]) -> bool:
-        """Whether the loss isn't finite; the first of `tensors` that isn't either is remembered."""
+        """Whether the loss is non-finite; records the first of `tensors` that is too."""
         bad = isinstance(loss, Tensor) and not torch.isfinite(loss)
         if bad:
             given = ((name, tensor) for name, tensor in tensors.items() if tensor is not None)
@@ -260,15 +260,15 @@ class Updater:
         return bad
 
     def _backward(self, loss: Tensor | float, means: Means, rounds: int, last: bool) -> None:
-        """One backward pass of a mini-batch's `rounds`; behind the `last` one an optimizer step."""
+        """One of a mini-batch's `rounds` backward passes; the `last` is followed by an optimizer step."""
         if not isinstance(loss, Tensor):
-            return  # every term is off
+            return  # all terms are disabled
         finite = bool(torch.isfinite(loss))
         if finite:
             means.add("loss/total", loss[None] * rounds / self.args.gradient_accumulation_steps)
         self._bad_loss = self._bad_loss or not finite
         self.accelerator.sync_gradients = last
-        # DeepSpeed's processes go through their backward passes together, and it skips such a step by itself.
+        # DeepSpeed needs all processes in every backward pass, and skips such a step by itself.
         if finite or self.processes.deepspeed:
             self.accelerator.backward(loss)
         if last:
@@ -277,7 +277,7 @@ class Updater:
             self._count_step(stepped)
 
     def _step(self, means: Means) -> bool:
-        """One clipped step; `False`, on all processes, if a loss or gradient of any of them isn't finite."""
+        """One clipped step; `False` on all processes if any of them has a non-finite loss or gradient."""
         if self.processes.sum(self._bad_loss):
             self.optimizer.zero_grad()
             return False
@@ -292,13 +292,13 @@ class Updater:
             means.add("optim/grad_norm", float(norm))
             if self.args.max_grad_norm > 0:
                 nn.utils.clip_grads_with_norm_(parameters, self.args.max_grad_norm, norm)
-        if finite or self.accelerator.scaler is not None:  # float16's loss scaling skips by itself, and learns from it
+        if finite or self.accelerator.scaler is not None:  # float16's scaler skips by itself and adapts
             self.optimizer.step()
         self.optimizer.zero_grad()
         return finite
 
     def _deepspeed_stepped(self, means: Means) -> bool:
-        """DeepSpeed makes its step in the last backward pass; whether it did."""
+        """Whether DeepSpeed took its step, which it does in the last backward pass."""
         engine: Any = self.module
         norm = float(engine.get_global_grad_norm() or 0.0)
         if math.isfinite(norm):
@@ -315,14 +315,14 @@ class Updater:
             return
         self._skipped += 1
         self.skipped_in_a_row += 1
-        logger.warning("An optimizer step is skipped: %s.", self.why_skipped())
+        logger.warning("Skipping an optimizer step: %s.", self.why_skipped())
 
     def why_skipped(self) -> str:
         return f"{self.not_finite or 'a tensor of another process'} is not finite"
 
     @contextmanager
     def _cloning_optimizer(self) -> Iterator[None]:
-        """The optimizer of the separate phase: `cloning_learning_rate` on the run's schedule, and its own moments."""
+        """Optimizer for the separate phase: `cloning_learning_rate` on the run's schedule, with its own moments."""
         before = [group["lr"] for group in self.optimizer.param_groups]
         if self.args.cloning_learning_rate:
             factor = self.args.cloning_learning_rate / self.args.learning_rate
@@ -337,8 +337,8 @@ class Updater:
 
     @contextmanager
     def _cloning_moments(self) -> Iterator[None]:
-        """PPO's gradients are much larger. In shared moments they would shrink the steps that cloning takes, and each
-        phase would begin in the direction of the other. (DeepSpeed's optimizer can't change its moments.)"""
+        """Use separate moments. PPO's gradients are much larger: in shared moments they would shrink cloning's steps,
+        and each phase would start in the other's direction. (DeepSpeed's optimizer can't swap its moments.)"""
         if self.processes.deepspeed:
             yield
             return
@@ -349,8 +349,8 @@ class Updater:
             self._moments, self.optimizer.state = self.optimizer.state, ppo_moments
 
     def state_dict(self) -> dict[str, Any]:
-        """The moments of the cloning phase (PPO's are the optimizer's), and how many steps in a row were skipped."""
-        # A run that was given up begins to count anew, or it would end again at once.
+        """The cloning phase's moments (PPO's are saved with the optimizer), and the current run of skipped steps."""
+        # A run that gave up starts counting from 0, or it would stop again at once.
         state: dict[str, Any] = {"skipped_in_a_row": 0 if self.gave_up else self.skipped_in_a_row}
         if not self.processes.deepspeed:
             with self._cloning_moments():
@@ -364,6 +364,6 @@ class Updater:
                 self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state["moments"]})
 
     def _mean(self, values: Sequence[float]) -> float:
-        """Mean over these samples of all processes."""
+        """Mean over the samples of all processes."""
         sums = self.processes.gather((sum(values), len(values)))
         return sum(total for total, _ in sums) / max(1, sum(count for _, count in sums))

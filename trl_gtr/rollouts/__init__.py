@@ -1,1 +1,1 @@
-"""Playing: the collector, vector environments in this process and in workers, corrections under way."""
+"""Playing: the collector, vector environments in this process and in workers, pending corrections."""

@@ -1,4 +1,4 @@
-"""Collecting on all processes at once: each plays its own environments, then all wait and say how it went."""
+"""Collecting on all processes: each plays its own environments, then all wait and share a status."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ logger = logging.getLogger(__name__)
 
 
 class Collected(NamedTuple):
-    """This process's rollout, and what each process reports, in the order of the ranks."""
+    """This process's rollout, and every process's report, ordered by rank."""
 
     rollout: Rollout
-    """Empty where this process can't act."""
+    """Empty if this process failed to act."""
     steps: Sequence[int]
-    """How many transitions each has."""
+    """Number of transitions of each process."""
     seconds: Sequence[float]
     received: Sequence[int | None]
-    """The signal that each has received."""
+    """The signal each process received, if any."""
     faults: Sequence[str | None]
-    """Why each can't act."""
+    """Why a process failed to act, if it did."""
 
     def warn_of_late(self, planned: int) -> None:
-        """Name the processes that ran out of time.
+        """Warn about processes that ran out of time.
 
         Args:
-            planned: Transitions of a whole rollout of one process.
+            planned: Transitions in one process's full rollout.
         """
-        late = "Process %d ran out of time (rollout_timeout): it hands in %d of %d steps after %.1f s."
+        late = "Process %d ran out of time (rollout_timeout): it collected %d of %d steps in %.1f s."
         for rank, (steps, spent) in enumerate(zip(self.steps, self.seconds, strict=True)):
             if steps < planned:
                 logger.warning(late, rank, steps, planned, spent)
@@ -50,10 +50,10 @@ def collect_on_all_ranks(
     """Call `collect` on every process and wait for all.
 
     Args:
-        collect: Plays this process's environments. Logits that aren't finite raise a `FloatingPointError`, which is
-            reported instead: the others would wait.
+        collect: Plays this process's environments. A `FloatingPointError` (non-finite logits) is reported rather than
+            raised, because the other processes would wait.
         processes: All processes of the run.
-        received: The signal that this process has received by then.
+        received: Returns the signal that this process has received, if any.
     """
     start, rollout, fault = time.perf_counter(), Rollout([], [], [], []), None
     try:

@@ -1,4 +1,4 @@
-"""Where the time goes."""
+"""Timing by phase."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """RolloutCollector: N environments ‖ engine ‖ corrector → Rollout.
 
-Every vector step makes one batched `generate` for all environments. Corrections are asked for before the environments
-step and joined when the rollout ends, so that a slow corrector hides behind the generation of the steps that follow.
+Every vector step makes one batched `generate` call for all environments. Corrections are requested before the
+environments step and collected when the rollout ends, so a slow corrector overlaps with the generation of later steps.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from .vector_envs import make_vector_env, unpack_infos
 logger = logging.getLogger(__name__)
 
 MIN_CORRECTION_WORKERS = 32
-"""So that a call of an earlier rollout that never ends is in nobody's way."""
+"""Enough that a call from an earlier rollout that never returns doesn't block others."""
 MAX_CORRECTION_WORKERS = 256
-"""Threads, over a whole run."""
+"""Upper limit on threads in a run."""
 _NO_IMAGE = np.zeros((0, 0, 3), np.uint8)
 
 
 class RolloutCollector:
-    """Steps `num_envs` environments of a task and remembers where each of them is between rollouts.
+    """Steps `num_envs` environments of a task and keeps their state between rollouts.
 
     Args:
-        task: Makes the environments, their prompts and actions.
-        corrector: Judges every parsable thought; `None` asks nobody.
-        num_envs: Environments of this process.
-        first_index: Global index of the first of them. Seeds follow the global index, so that a run split over
-            processes plays the same deals.
+        task: Provides environments, prompts and actions.
+        corrector: Judges every parsable thought; `None` for no corrections.
+        num_envs: Number of environments in this process.
+        first_index: Global index of the first of them. Seeds depend on the global index, so a run plays the same deals
+            however many processes it is split over.
         invalid_action: `"random"` or `"penalty"`, see `GTRConfig.invalid_action`.
-        correction_workers: Vector steps whose corrections may be under way at once, each in a thread of its own; by
-            default all of a rollout, up to `MAX_CORRECTION_WORKERS`.
+        correction_workers: Vector steps whose corrections may be pending at once, one thread each; by default all of a
+            rollout, up to `MAX_CORRECTION_WORKERS`.
         pickle_environments: See `GTRConfig.pickle_environments`.
-        exact_resume: Episodes that `load_state_dict` plays again must come out as they were. `False` only warns.
+        exact_resume: Raise if an episode replayed by `load_state_dict` differs from the original. `False` only warns.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class RolloutCollector:
         self.envs = make_vector_env(self.rules, num_envs, pickle_environments)
         self.correction_workers = correction_workers
         self.pool = DaemonPool(correction_workers or MIN_CORRECTION_WORKERS, "corrector")
-        self._concurrency_named = -1
+        self._concurrency_advised = -1
         indices = range(first_index, first_index + num_envs)
         self.rngs = [np.random.default_rng([seed, index, 1]) for index in indices]
         env_seeds: list[int | None] = [
@@ -97,9 +97,9 @@ class RolloutCollector:
 
         Args:
             engine: Generates the responses.
-            timeout: Looked at between vector steps. A rollout that it ends is shorter, and otherwise like any other.
-            correction_timeout: Seconds to wait at the end for corrections; what isn't back by then is given up.
-            stopped: Asked between vector steps and while waiting; `True` ends the rollout where it stands.
+            timeout: Checked between vector steps. The rollout is then shorter, but otherwise valid.
+            correction_timeout: Seconds to wait for corrections at the end; those still missing are dropped.
+            stopped: Checked between vector steps and while waiting; `True` ends the rollout immediately.
         """
         if self._rewound is not None:
             self.load_state_dict(self._rewound)
@@ -111,7 +111,7 @@ class RolloutCollector:
         try:
             return self._collect(engine, steps, pending, time.monotonic() + timeout, correction_timeout, stopped)
         finally:
-            pending.give_up()  # after an error nobody waits for what is under way
+            pending.give_up()  # after an error, drop pending requests
 
     def _collect(
         self,
@@ -141,8 +141,8 @@ class RolloutCollector:
             pending.wait(correction_timeout, stopped)
             corrections, stop_reason = pending.join()
         shortfall = pending.shortfall(corrections)
-        if shortfall is not None and shortfall.concurrency > self._concurrency_named:  # not once an update
-            self._concurrency_named = shortfall.concurrency
+        if shortfall is not None and shortfall.concurrency > self._concurrency_advised:  # don't repeat it every update
+            self._concurrency_advised = shortfall.concurrency
             logger.warning("%s", shortfall)
         if stop_reason is None and self.corrector is not None and self.corrector.exhausted:
             stop_reason = "the corrector's budget is spent"
@@ -162,7 +162,7 @@ class RolloutCollector:
     def _requests(
         self, prompts: list[str], responses: list[Response], cancellation: Cancellation
     ) -> dict[int, CorrectionRequest]:
-        """Every parsable thought of this vector step, by its environment."""
+        """A request for every parsable thought of this vector step, by environment."""
         if self.corrector is None:
             return {}
         return {
@@ -182,7 +182,7 @@ class RolloutCollector:
     def _play(
         self, step: int, prompts: list[str], generations: list[Generation], responses: list[Response]
     ) -> list[Transition]:
-        """Step every environment with what its response says."""
+        """Step every environment with its response's action."""
         space = self.envs.single_action_space
         chosen = [
             self.rules.choose(response, info, space, rng)
@@ -229,7 +229,7 @@ class RolloutCollector:
     def _close_episodes(self, played: list[Transition]) -> list[Sequence[Transition]]:
         finished: list[Sequence[Transition]] = []
         for i, transition in enumerate(played):
-            # An episode is kept over rollouts, its pictures are not.
+            # Episodes are kept across rollouts, their images are not.
             self.episodes[i].append(replace(transition, image=_NO_IMAGE, final_image=None))
             if transition.terminated or transition.truncated:
                 finished.append(self.episodes[i])
@@ -238,9 +238,9 @@ class RolloutCollector:
         return finished
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next rollout depends on, the environments in mid-episode included, as plain data.
+        """Everything the next rollout depends on, including environments mid-episode, as plain data.
 
-        Cheap: what it refers to is replaced by the steps that follow, never changed.
+        Cheap: later steps replace the objects it refers to and never mutate them.
         """
         if self._rewound is not None:
             return self._rewound
@@ -256,16 +256,16 @@ class RolloutCollector:
             remedy = "" if self.pickle_environments else "`pickle_environments=True`, or "
             raise ValueError(
                 f"The environments of task {self.task.name!r} can't be saved, so a checkpoint can't hold them: "
-                f"{str(error).rstrip('.')}. Change that, or train with {remedy}`save_strategy='no'`."
+                f"{str(error).rstrip('.')}. Fix that, or train with {remedy}`save_strategy='no'`."
             ) from error
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there. Episodes under way are played again."""
+        """Continue from a saved state. Unfinished episodes are replayed."""
         if "pickled" in state:
             if not self.pickle_environments:
                 raise ValueError(
-                    "The checkpoint holds environments as a pickle, which can execute anything: resume with "
-                    "`pickle_environments=True` only if you trust whoever wrote it."
+                    "The checkpoint holds pickled environments, which can execute arbitrary code: resume with "
+                    "`pickle_environments=True` only if you trust its author."
                 )
             state = cloudpickle.loads(state["pickled"])
         stored = len(state["environments"])
@@ -275,7 +275,7 @@ class RolloutCollector:
             observations, infos = self.envs.set_states(state["environments"], self.exact_resume)
         except ValueError as error:
             raise ValueError(
-                f"The episodes of the checkpoint can't go on: {error} If package versions have changed since it was "
+                f"The checkpoint's episodes can't be continued: {error} If package versions have changed since it was "
                 "written, restore them, or continue anyway with `allow_changed_config=True`."
             ) from error
         self.images = [np.array(image) for image in observations]
@@ -286,9 +286,9 @@ class RolloutCollector:
         self._rewound = None
 
     def rewind(self, state: dict[str, Any]) -> None:
-        """Be in an earlier state from now on. Its episodes are played again when that is needed."""
+        """Go back to an earlier state. Its episodes are replayed lazily."""
         self._rewound = state
 
     def close(self) -> None:
-        """End the environments, and the processes that they may have."""
+        """Close the environments, including any worker processes."""
         self.envs.close()

@@ -1,7 +1,7 @@
-"""How a response becomes a step. One set of rules for training and evaluation.
+"""How a response becomes an environment step, with the same rules for training and evaluation.
 
-[`PlayingRules`] makes the environments, chooses the action of a response, and knows what a response without a legal
-action costs.
+[`PlayingRules`] creates the environments, picks the action for a response, and sets the cost of a response without a
+legal action.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ DEFAULT_STEP_LIMIT = 300
 
 
 class Choice(NamedTuple):
-    """What an environment is stepped with."""
+    """The action to step an environment with."""
 
     action: Any
     legal: bool
-    """Whether it is the action that the response names."""
+    """Whether it is the action named in the response."""
     substitute: str | None = None
-    """The text of the random action that takes its place."""
+    """Text of the random action played instead."""
 
 
 class PlayingRules:
-    """The rules of playing a task.
+    """The rules for playing a task.
 
     Args:
-        task: What is played.
-        invalid_action: What a response without a legal action does. `"random"` plays any legal action, at the task's
-            `illegal_reward`. `"penalty"` steps nothing and pays -1.
+        task: The task to play.
+        invalid_action: What happens without a legal action. `"random"` plays a random legal action and adds the task's
+            `illegal_reward`. `"penalty"` skips the step for a reward of -1.
     """
 
     def __init__(self, task: Task, invalid_action: str = "random") -> None:
         if invalid_action not in ("random", "penalty"):
-            raise ValueError(f"`invalid_action` is 'random' or 'penalty', not {invalid_action!r}.")
+            raise ValueError(f"`invalid_action` must be 'random' or 'penalty', not {invalid_action!r}.")
         self.task, self.penalize = task, invalid_action == "penalty"
 
     def make_env(self, *, evaluation: bool = False) -> gym.Env:
-        """One environment. An evaluation's episodes always end: at the game's own limit or, without one, at ours."""
+        """One environment. Evaluation episodes always end: at the game's own limit, or else at the default one."""
         env = self.task.make_env(evaluation=evaluation)
         if self.penalize:
             return SkippableStep(env)
@@ -54,7 +54,7 @@ class PlayingRules:
     def choose(
         self, response: Response, info: Mapping[str, Any], action_space: gym.Space, rng: np.random.Generator
     ) -> Choice:
-        """The action that the response names; without a legal one a skipped step or a random action."""
+        """The action named in the response; if it isn't legal, a skipped step or a random action."""
         if response.valid:
             action = self.task.to_env_action(response, info)
             if action is not None:
@@ -66,15 +66,15 @@ class PlayingRules:
         return Choice(action, legal=False, substitute=text)
 
     def reward(self, earned: float, legal: bool) -> float:
-        """The reward of a step: what the environment paid, and the task's price of an illegal action.
+        """The step's reward: the environment's, plus the task's penalty for an illegal action.
 
-        A skipped step costs no more than its -1.
+        A skipped step costs only its -1.
         """
         return float(earned) + (0.0 if legal or self.penalize else self.task.illegal_reward)
 
 
 class StepLimit(gym.Wrapper):
-    """Truncates an episode at the game's own limit (`step_limit`)."""
+    """Truncates episodes at the game's own limit (`step_limit`)."""
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
@@ -92,9 +92,9 @@ class StepLimit(gym.Wrapper):
 
 
 class SkippableStep(StepLimit):
-    """Adds an action that steps nothing and pays -1: what an unreadable response costs under `"penalty"`.
+    """Adds a no-op action with reward -1, for responses without a legal action under `"penalty"`.
 
-    A skip counts as a step towards the limit, so that an episode is never longer than one without skips can be.
+    A skip counts towards the step limit, so skips never make episodes longer than the limit.
     """
 
     def __init__(self, env: gym.Env) -> None:
@@ -105,7 +105,7 @@ class SkippableStep(StepLimit):
 
     @staticmethod
     def skip(action_space: gym.Space) -> Any:
-        """The action that skips: one past the last of a discrete space, the empty text elsewhere."""
+        """The skip action: one past the last of a discrete space, otherwise the empty string."""
         return int(action_space.n) - 1 if isinstance(action_space, gym.spaces.Discrete) else ""
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
@@ -122,10 +122,10 @@ class SkippableStep(StepLimit):
 
 
 def step_limit(env: gym.Env) -> int:
-    """The most steps that an episode can have, skips included.
+    """The maximum number of steps in an episode, including skips.
 
-    What the game's rules allow, which an environment or a wrapper gives as `step_limit`, or the `max_episode_steps` it
-    was made with, whichever is less; 300 for an environment with neither.
+    The smaller of the game's own limit (`step_limit` of the environment or a wrapper) and its `max_episode_steps`; 300
+    if it has neither.
     """
     limits = [env.get_wrapper_attr("step_limit")] if env.has_wrapper_attr("step_limit") else []
     if env.spec is not None and env.spec.max_episode_steps is not None:

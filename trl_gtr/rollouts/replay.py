@@ -1,7 +1,7 @@
-"""Environments that can be saved in mid-episode as plain data: by how the episode began, and the actions since.
+"""Environments that can be saved mid-episode as plain data: how the episode began, and the actions since.
 
-`Replayable` remembers both, whatever is below it: wrappers, screens, simulators. `LocalVectorEnv` is gymnasium's
-`SyncVectorEnv` with states; `WorkerVectorEnv` has the same in other processes.
+`Replayable` records both for any environment: wrapped, rendered or simulated. `LocalVectorEnv` is gymnasium's
+`SyncVectorEnv` with saved states; `WorkerVectorEnv` does the same in worker processes.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from gymnasium.vector.utils import concatenate
 
 from ..storage.plain_data import fingerprint
 
-_REHEARSALS = 16
+_MAX_TEST_RESTORES = 16
 _REMEDY = (
     "An episode must be fully determined by its seed and actions: draw random numbers from `self.np_random` only, and "
-    "carry nothing from one episode to the next."
+    "carry no state from one episode to the next."
 )
 
 
 class Replayable(gym.Wrapper):
-    """Remembers its episode, so that another copy of the environment can play it again up to here.
+    """Records its episode, so that another copy of the environment can replay it up to this point.
 
-    A state is plain data: the seed of the last reset, or where `np_random` stood before it; its options; the actions
-    since; and fingerprints of what came out. An episode must follow from these alone. Where it does not, the
-    fingerprints differ, and `set_state` raises a `ValueError`.
+    A state is plain data: the seed of the last reset, or the state of `np_random` before it; the reset options; the
+    actions since; and fingerprints of the results. These must fully determine the episode. If they don't, the
+    fingerprints differ and `set_state` raises a `ValueError`.
 
-    An environment whose `spec` says `nondeterministic` may show the same state in another picture, with a warning.
+    If the environment's `spec` is `nondeterministic`, a different image of the same state is only a warning.
     """
 
     def __init__(self, env: gym.Env) -> None:
@@ -50,7 +50,7 @@ class Replayable(gym.Wrapper):
         start = {"seed": seed, "options": copy.deepcopy(options), "random": self._random() if seed is None else None}
         self._latest = self.env.reset(seed=seed, options=options)
         self._start, self._actions, self._rewards = start, [], []
-        self._first = copy.deepcopy(self._latest[1])  # some environments go on changing what they have handed out
+        self._first = copy.deepcopy(self._latest[1])  # some environments mutate what they returned
         self._first_fingerprint = None
         return self._latest
 
@@ -63,18 +63,18 @@ class Replayable(gym.Wrapper):
         return observation, reward, terminated, truncated, info
 
     def get_state(self) -> Any:
-        """The episode so far. Costs no more than a look at the latest observation."""
+        """The episode so far. Cheap: only the latest observation is fingerprinted."""
         if self._start is None:
             raise ValueError("there is no episode to save: call reset() first")
         if self._start["seed"] is None and self._start["random"] is None:
-            raise ValueError("`np_random` of the environment is no `numpy.random.Generator`, so it can't be saved")
+            raise ValueError("the environment's `np_random` is not a `numpy.random.Generator`, so it can't be saved")
         return {**self._start, "actions": list(self._actions), "outcome": self._outcome()}
 
     def set_state(self, state: Any, exact: bool = True) -> tuple[Any, dict[str, Any]]:
-        """Play an episode again; its latest observation and info.
+        """Replay an episode and return its latest observation and info.
 
         Args:
-            exact: Raise where it comes out otherwise than it was. `False` warns and goes on from there, or from the
+            exact: Raise if the replay differs from the original. `False` warns and continues from there, or from the
                 start of a new episode.
         """
         if state["random"] is not None:
@@ -85,13 +85,13 @@ class Replayable(gym.Wrapper):
                 self.step(action)
         except Exception as error:
             if exact:
-                raise ValueError(f"{self.env} can't play its episode again: {error!r}. {_REMEDY}") from error
-            warnings.warn(f"{self.env} can't play its episode again and begins a new one: {error!r}", stacklevel=2)
+                raise ValueError(f"{self.env} can't replay its episode: {error!r}. {_REMEDY}") from error
+            warnings.warn(f"{self.env} can't replay its episode and starts a new one: {error!r}", stacklevel=2)
             return self.reset()
         outcome = self._outcome()
         differing = [name for name in outcome if outcome[name] != state["outcome"][name]]
         if differing:
-            difference = f"Replaying the episode of {self.env} gave another {' and another '.join(differing)}."
+            difference = f"Replaying the episode of {self.env} gave a different {' and '.join(differing)}."
             if exact and not (differing == ["observation"] and self.spec is not None and self.spec.nondeterministic):
                 raise ValueError(f"{difference} {_REMEDY}")
             warnings.warn(difference, stacklevel=2)
@@ -114,7 +114,7 @@ class Replayable(gym.Wrapper):
 
 
 class Pickled(Replayable):
-    """Saves its environment as a pickle instead. Restoring that executes whatever the pickle says."""
+    """Saves its environment as a pickle instead. Restoring it can execute arbitrary code."""
 
     def get_state(self) -> Any:
         return cloudpickle.dumps((self.env, self._latest))
@@ -129,40 +129,40 @@ class Pickled(Replayable):
 
 
 def restorable(make_env: Callable[[], gym.Env], pickled: bool = False) -> Replayable:
-    """A new environment with a state to get and to set."""
+    """A new environment whose state can be saved and restored."""
     return (Pickled if pickled else Replayable)(make_env())
 
 
 class LocalVectorEnv(SyncVectorEnv):
     """`num_envs` environments in this process; autoreset in the same step.
 
-    Whether episodes can be played again is tried out beside the run, the first times that states are asked for: an
-    environment that can't be restored is told of then, and not when a run is resumed.
+    The first few times that states are saved, one is test-restored in a spare environment, so that an environment
+    that can't be restored fails early rather than when a run is resumed.
 
     Args:
-        make_env: Makes one environment.
-        pickle_environments: Save environments as pickles, not by replaying.
+        make_env: Creates one environment.
+        pickle_environments: Save environments as pickles instead of replaying them.
     """
 
     envs: list[Replayable]  # type: ignore[assignment]
 
     def __init__(self, make_env: Callable[[], gym.Env], num_envs: int, *, pickle_environments: bool = False) -> None:
         self._make_env = partial(restorable, make_env, pickle_environments)
-        self._understudy: Replayable | None = None
-        self._rehearsals = 0
+        self._spare_env: Replayable | None = None
+        self._test_restores = 0
         super().__init__([self._make_env] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
     def get_states(self) -> list[Any]:
-        """Every environment in mid-episode, as plain data unless it is pickled."""
+        """The state of every environment mid-episode, as plain data unless pickled."""
         states = [env.get_state() for env in self.envs]
-        if self._rehearsals < _REHEARSALS:
-            self._understudy = self._understudy or self._make_env()
-            self._understudy.set_state(states[self._rehearsals % self.num_envs])
-            self._rehearsals += 1
+        if self._test_restores < _MAX_TEST_RESTORES:
+            self._spare_env = self._spare_env or self._make_env()
+            self._spare_env.set_state(states[self._test_restores % self.num_envs])
+            self._test_restores += 1
         return states
 
     def set_states(self, states: Sequence[Any], exact: bool = True) -> tuple[Any, dict[str, Any]]:
-        """Restore them; observations and infos as from `reset`."""
+        """Restore states; returns observations and infos like `reset`."""
         infos: dict[str, Any] = {}
         for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
             self._env_obs[i], info = env.set_state(state, exact)
@@ -172,5 +172,5 @@ class LocalVectorEnv(SyncVectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         super().close_extras(**kwargs)
-        if self._understudy is not None:
-            self._understudy.close()
+        if self._spare_env is not None:
+            self._spare_env.close()

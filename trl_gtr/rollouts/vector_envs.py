@@ -1,4 +1,4 @@
-"""Vector environments of a task, in this process or in workers, and their infos as plain dicts."""
+"""Vector environments for a task, in this process or in workers, and their infos as plain dicts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .workers import WorkerVectorEnv
 
 
 def in_processes(task: Task) -> bool:
-    """Does the task want each of its environments in a process of its own?"""
+    """Whether the task runs each environment in its own process."""
     return task.vectorization == "processes"
 
 
 def make_vector_env(
     rules: PlayingRules, num_envs: int, pickle_environments: bool = False
 ) -> LocalVectorEnv | WorkerVectorEnv:
-    """Training environments, stepped together; autoreset in the same step."""
+    """Vectorized training environments with same-step autoreset."""
     if in_processes(rules.task):
         options = {"pickle_environments": pickle_environments, **rules.task.worker_options}
         return WorkerVectorEnv(rules.make_env, num_envs, **options)
@@ -32,7 +32,7 @@ def make_vector_env(
 def unpack_infos(infos: Mapping[str, Any], num_envs: int) -> list[dict[str, Any]]:
     """A vector environment's infos (arrays with `_key` masks) as one plain dict per environment.
 
-    Values are copied: some environments hand out lists that they go on changing.
+    Values are copied, because some environments mutate lists that they returned.
     """
     unpacked: list[dict[str, Any]] = [{} for _ in range(num_envs)]
     for key, values in infos.items():

@@ -1,4 +1,4 @@
-"""What runs in a worker of `WorkerVectorEnv`: one environment, and a loop that answers requests."""
+"""The code that runs in a worker process: one environment, and a loop that answers requests."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import gymnasium as gym
 from .replay import Replayable
 
 CLOSING_TIME = 8.0
-"""Seconds that an environment has to close, which may mean to end a simulator."""
+"""Seconds an environment gets to close, which may involve shutting down a simulator."""
 
 
 class Served:
-    """The environment and the requests that it answers."""
+    """The environment and the requests it answers."""
 
     def __init__(self) -> None:
         self.env: gym.Env | Any = None
@@ -44,7 +44,7 @@ class Served:
         return self.env.step(action)
 
     def step_on(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any], tuple[Any, dict[str, Any]] | None]:
-        """The step's result; after an episode's end the next one's start, with the end behind it."""
+        """Step with autoreset. After an episode's end: the next one's start, and the final observation and info."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         ending = None
         if terminated or truncated:
@@ -63,7 +63,7 @@ class Served:
         return cast(Replayable, self.env).set_state(state, exact)
 
     def close(self) -> None:
-        """Whoever comes second waits for the first."""
+        """Thread-safe: a second caller waits for the first."""
         with self._closing:
             env, self.env = self.env, None
             if env is not None:
@@ -72,7 +72,7 @@ class Served:
 
 def main(fd: int) -> None:
     """Answer requests until the connection closes, which it does when the parent ends."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # for the parent, whose end is ours
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent handles these
         signal.signal(number, signal.SIG_IGN)
     served = Served()
     threading.Thread(target=_end_with, args=(os.getppid(), served), daemon=True).start()
@@ -86,11 +86,11 @@ def main(fd: int) -> None:
 
 
 def _answer(method: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[str, Any]:
-    """The result, or the error with its traceback: the parent decides what an error means."""
+    """The result, or the error with its traceback for the parent to handle."""
     try:
         return "result", method(*arguments)
     except (ValueError, OSError, ImportError) as error:
-        if method.__name__ in ("make", "get_state", "set_state"):  # these say themselves what is wrong
+        if method.__name__ in ("make", "get_state", "set_state"):  # their messages are clear enough
             return "refusal", str(error)
         return "error", traceback.format_exc()
     except Exception:
@@ -98,14 +98,14 @@ def _answer(method: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[str
 
 
 def _end_with(parent: int, served: Served) -> None:
-    """End when the parent has ended, also in the middle of a step that never comes back."""
+    """Exit once the parent has exited, even during a step that never returns."""
     while os.getppid() == parent:
         time.sleep(1.0)
     _end(served)
 
 
 def _end(served: Served) -> NoReturn:
-    """Close the environment, and end with all that it has started, also if closing hangs or fails."""
+    """Close the environment and exit; if closing hangs or fails, kill everything it started."""
     by_force = threading.Timer(CLOSING_TIME, _end_group)
     by_force.daemon = True
     by_force.start()
@@ -118,5 +118,5 @@ def _end(served: Served) -> NoReturn:
 
 
 def _end_group() -> None:
-    """The worker began a session of its own, so its process group is itself and what its environment has started."""
+    """Kill the worker and its environment's processes: its own session makes them one process group."""
     os.killpg(0, signal.SIGKILL)

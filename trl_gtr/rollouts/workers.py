@@ -1,10 +1,9 @@
 """Environments in worker processes: `WorkerVectorEnv`, with the interface of gymnasium's `SyncVectorEnv`, and
 `WorkerEnv` for a single one.
 
-For environments that are slow, leak memory or may crash. Each lives in a process of its own, which is started afresh
-(it imports neither the training script nor torch), is replaced when it crashes or hangs, and ends with the process
-that started it, however that ends. It closes its environment first; what the environment has started and left ends by
-force. POSIX only.
+For environments that are slow, leak memory or may crash. Each runs in a fresh process of its own, which imports
+neither the training script nor torch, is replaced when it crashes or hangs, and exits when its parent does, for
+whatever reason. It closes its environment first; processes that the environment leaves behind are killed. POSIX only.
 """
 
 from __future__ import annotations
@@ -34,23 +33,23 @@ from .replay import restorable
 _BOOT = "import sys; sys.path[:] = {path!r}; from trl_gtr.rollouts.worker_process import main; main({fd})"
 _MAX_FAILURES = 3
 PATIENCE = 10.0
-"""Seconds that a worker gets to close its environment before it is ended by force."""
+"""Seconds a worker gets to close its environment before it is killed."""
 
 
 class WorkerLost(RuntimeError):
-    """A worker has crashed, hung, or its environment has raised an error."""
+    """A worker crashed or hung, or its environment raised an error."""
 
 
 class WorkerFailed(WorkerLost):
-    """The environment has raised an error. The worker lives and takes the next request."""
+    """The environment raised an error. The worker is alive and takes further requests."""
 
 
 class WorkerRefused(WorkerLost, ValueError):
-    """The environment can't be made, saved or restored: something that it needs is wrong or missing."""
+    """The environment can't be created, saved or restored: something it needs is wrong or missing."""
 
 
 class Worker:
-    """One process with one environment. A request is sent, its answer fetched later."""
+    """One process with one environment. Requests are sent first and their answers fetched later."""
 
     def __init__(self, make_env: bytes) -> None:
         ours, theirs = socket.socketpair()
@@ -60,7 +59,7 @@ class Worker:
                 [sys.executable, "-c", boot],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,  # a signal to the run's process group is for the run, which needs us to save
+                start_new_session=True,  # signals to the run's group must not reach us: it needs us to save
             )
         self.connection = Connection(ours.detach())
         self.episodes = 0
@@ -72,19 +71,19 @@ class Worker:
         return self._process.pid
 
     def send(self, request: str, *arguments: Any) -> None:
-        # A dead worker is noticed when its answer is fetched.
+        # A dead worker is detected when its answer is fetched.
         with suppress(BrokenPipeError, ConnectionResetError):
             self.connection.send_bytes(cloudpickle.dumps((request, arguments)))
 
     def answer(self, timeout: float | None) -> Any:
-        """The answer to the oldest request. Raises `WorkerLost` if none comes in time, or if it is an error."""
+        """The answer to the oldest request. Raises `WorkerLost` if it is an error or doesn't come in time."""
         if self._killed:
-            raise WorkerLost("the process was ended")  # an answer may have come since then, to an older request
+            raise WorkerLost("the process was killed")  # any answer in the pipe is to an older request
         try:
             if not self.connection.poll(timeout):
                 raise WorkerLost(f"no answer within {timeout} s")
             kind, value = cloudpickle.loads(self.connection.recv_bytes())
-        except (EOFError, OSError) as error:  # OSError: in the middle of a message
+        except (EOFError, OSError) as error:  # OSError: died mid-message
             raise WorkerLost(f"the process has ended{self._exit_code()}") from error
         if kind == "refusal":
             raise WorkerRefused(value)
@@ -99,15 +98,15 @@ class Worker:
             return ""
 
     def kill(self) -> None:
-        """End the process by force, and what its environment has started; whoever asks it next finds it lost."""
-        # It began a session, and so leads a process group. PermissionError: macOS, if all in it have just ended.
+        """Kill the process and everything its environment started; the next `answer` raises `WorkerLost`."""
+        # It started a session, so it leads a process group. PermissionError: on macOS, if the group has just ended.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._killed = True
 
     def stop(self, patience: float = 0.0) -> None:
-        """End the process: by closing its connection, whereupon it closes its environment, if it has time; by force if
-        not. What a worker that has crashed leaves behind ends too."""
+        """Close the connection and give the worker `patience` seconds to close its environment, then kill it and
+        anything it left behind."""
         self.connection.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=patience)
@@ -116,13 +115,14 @@ class Worker:
 
 
 class WorkerEnv(gym.Env):
-    """One environment in a process of its own. Threads may step several of them at once.
+    """One environment in its own process. Threads may step several of them concurrently.
 
-    A worker that crashes, raises or doesn't answer in time raises `WorkerLost`; `reset` then starts a new one.
+    If the worker crashes, raises or doesn't answer in time, `WorkerLost` is raised; `reset` then starts a new one.
 
     Args:
-        make_env: Makes the environment; goes to the worker by cloudpickle.
-        step_timeout, start_timeout: Seconds that a step, and that a start or a reset may take.
+        make_env: Creates the environment; sent to the worker with cloudpickle.
+        step_timeout: Seconds a step may take.
+        start_timeout: Seconds a start or a reset may take.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class WorkerEnv(gym.Env):
         self._started = False
 
     def start(self) -> None:
-        """Begin to start a worker, unless there is one; `reset` waits for it."""
+        """Start a worker in the background unless there is one; `reset` waits for it."""
         if self._worker is None:
             self._worker, self._started = Worker(self._make_env), False
 
@@ -173,22 +173,22 @@ class WorkerEnv(gym.Env):
 
 
 class WorkerVectorEnv(VectorEnv):
-    """`num_envs` environments, each in its own process; autoreset in the same step.
+    """`num_envs` environments, each in its own process, with same-step autoreset.
 
     `reset`, `step` and the infos are those of `SyncVectorEnv(..., autoreset_mode=AutoresetMode.SAME_STEP)`. A worker
     that crashes, raises or doesn't answer within `step_timeout` is replaced. Its episode is lost: the step is
     truncated with reward 0, the last known observation, and `info["worker_lost"] = True` in its final info;
-    `lost_episodes` counts them. A worker that is lost three times without a step in between
-    raises, for then the environment itself is broken.
+    `lost_episodes` counts them. If a worker is lost three times without a step in between, the environment itself is
+    broken and an error is raised.
 
     Args:
-        make_env: Makes one environment; goes to the workers by cloudpickle.
+        make_env: Creates one environment; sent to the workers with cloudpickle.
         num_envs: Number of environments and processes.
-        step_timeout: Seconds that a step with its autoreset may take.
-        start_timeout: Seconds that a start, a reset or the restoring of a state may take.
-        recycle_after: Episodes after which a worker is replaced, its environment going on where it was; bounds the
-            memory of environments that leak. `None`: never. Needs environments that can be restored.
-        pickle_environments: Save and restore environments as pickles, not by replaying.
+        step_timeout: Seconds a step, including its autoreset, may take.
+        start_timeout: Seconds a start, a reset or restoring a state may take.
+        recycle_after: Episodes after which a worker is replaced and its environment restored in the new one; bounds
+            the memory of leaky environments. `None`: never. Needs environments that can be restored.
+        pickle_environments: Save and restore environments as pickles instead of replaying them.
     """
 
     def __init__(
@@ -231,8 +231,8 @@ class WorkerVectorEnv(VectorEnv):
         if isinstance(seed, Sequence):
             seeds = list(seed)
         if len(seeds) != self.num_envs:
-            raise ValueError(f"reset needs {self.num_envs} seeds, one for each environment, not {len(seeds)}.")
-        # Replaced workers draw their seeds from here, so that a run with a crash goes the same way again.
+            raise ValueError(f"reset needs {self.num_envs} seeds, one per environment, got {len(seeds)}.")
+        # Replacement workers draw their seeds from here, so that a run with a crash is reproducible.
         self._seeds = [np.random.default_rng(None if each is None else [each, 1]) for each in seeds]
         for worker, each in zip(self.workers, seeds, strict=True):
             worker.send("reset", each, options)
@@ -245,7 +245,7 @@ class WorkerVectorEnv(VectorEnv):
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         chosen = list(actions)
         if len(chosen) != self.num_envs:
-            raise ValueError(f"step needs {self.num_envs} actions, one for each environment, not {len(chosen)}.")
+            raise ValueError(f"step needs {self.num_envs} actions, one per environment, got {len(chosen)}.")
         for worker, action in zip(self.workers, chosen, strict=True):
             worker.send("step_on", action)
         deadline = time.monotonic() + self.step_timeout
@@ -267,7 +267,7 @@ class WorkerVectorEnv(VectorEnv):
         return self._observations(), rewards, terminated, truncated, infos
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """`name` of every environment: what a method returns, or the attribute."""
+        """Call method `name` of every environment, or get the attribute."""
         for worker in self.workers:
             worker.send("call", name, args, kwargs)
         return tuple(worker.answer(self.start_timeout) for worker in self.workers)
@@ -284,10 +284,10 @@ class WorkerVectorEnv(VectorEnv):
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def get_states(self) -> list[dict[str, Any]]:
-        """Every environment in mid-episode as plain data (see `Replayable`), with the random numbers to come.
+        """The state of every environment mid-episode as plain data (see `Replayable`), with its RNG state.
 
-        A worker that is found lost has no state. That its episode is lost too is the next step's news, here and where
-        the states are restored.
+        A lost worker has no state. The next step reports its episode as lost, here and wherever the states are
+        restored.
         """
         for worker in self.workers:
             worker.send("get_state")
@@ -297,16 +297,16 @@ class WorkerVectorEnv(VectorEnv):
             try:
                 states.append({"environment": worker.answer(self.start_timeout), "random": random})
             except (WorkerFailed, WorkerRefused):
-                raise  # it can't be saved
+                raise  # the environment can't be saved
             except WorkerLost:
                 worker.kill()
                 states.append({"environment": None, "random": random, "observation": observation, "info": info})
         return states
 
     def set_states(self, states: Sequence[dict[str, Any]], exact: bool = True) -> tuple[Any, dict[str, Any]]:
-        """Restore them; observations and infos as from `reset`. For `exact` see `Replayable.set_state`."""
+        """Restore states; returns observations and infos like `reset`. For `exact` see `Replayable.set_state`."""
         if len(states) != self.num_envs:
-            raise ValueError(f"There are {len(states)} states for {self.num_envs} environments.")
+            raise ValueError(f"Got {len(states)} states for {self.num_envs} environments.")
         for worker, state in zip(self.workers, states, strict=True):
             if state["environment"] is None:
                 worker.kill()
@@ -332,7 +332,7 @@ class WorkerVectorEnv(VectorEnv):
             return latest
 
     def _worker_at(self, state: Any, exact: bool = True) -> tuple[Worker, tuple[Any, dict[str, Any]]]:
-        """A new worker whose environment is in that state, and what it shows."""
+        """A new worker with its environment in the given state, and the latest observation and info."""
         worker = Worker(self._make_env)
         worker.send("set_state", state, exact)
         try:
@@ -342,18 +342,18 @@ class WorkerVectorEnv(VectorEnv):
             worker.stop()
             raise
 
-    # -- workers come and go ---------------------------------------------------------------------------------------
+    # -- replacing workers -----------------------------------------------------------------------------------------
 
     def _replace(self, i: int, loss: WorkerLost) -> tuple[Any, float, bool, bool, dict[str, Any], tuple[Any, Any]]:
-        """A new worker with a new episode; the step's result says that the old episode is lost."""
+        """Start a new worker with a new episode; the returned step marks the old episode as lost."""
         while True:
             self._failures[i] += 1
             if self._failures[i] >= _MAX_FAILURES:
                 raise RuntimeError(
                     f"The worker of environment {i} was lost {_MAX_FAILURES} times without a step in between. "
-                    f"The last time: {loss}"
+                    f"Last error: {loss}"
                 ) from loss
-            warnings.warn(f"The worker of environment {i} is replaced and its episode lost: {loss}", stacklevel=3)
+            warnings.warn(f"The worker of environment {i} is replaced and its episode is lost: {loss}", stacklevel=3)
             self.workers[i].stop()
             self.workers[i] = Worker(self._make_env)
             self.workers[i].send("reset", int(self._seeds[i].integers(2**31)), None)
@@ -369,7 +369,7 @@ class WorkerVectorEnv(VectorEnv):
         return observation, 0.0, False, True, info, (last_observation, final_info)
 
     def _count_episode(self, i: int) -> None:
-        """Replace a worker that has played its share. Its environment stands at the start of an episode."""
+        """Replace a worker after `recycle_after` episodes. Its environment is at the start of an episode."""
         self.workers[i].episodes += 1
         if self.recycle_after is None or self.workers[i].episodes < self.recycle_after:
             return
@@ -379,7 +379,7 @@ class WorkerVectorEnv(VectorEnv):
             self.workers[i], _ = self._worker_at(old.answer(self.start_timeout))
         except (WorkerFailed, WorkerRefused) as failure:
             warnings.warn(
-                f"Workers are no longer recycled, because the environment can't be moved to a new one: {failure}",
+                f"Workers are no longer recycled, because the environment can't be restored in a new one: {failure}",
                 stacklevel=3,
             )
             self.recycle_after = None

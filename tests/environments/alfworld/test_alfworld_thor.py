@@ -130,7 +130,7 @@ class TestThor:
             env.step("go to fridge 1")
             state = env.get_state()
             state["outcome"]["observation"] = "drawn by another GPU"
-            with pytest.warns(UserWarning, match="another observation"):
+            with pytest.warns(UserWarning, match="different observation"):
                 twin.set_state(json.loads(json.dumps(state)))
             assert env.step("open fridge 1")[4] == twin.step("open fridge 1")[4]
         finally:
@@ -204,7 +204,7 @@ class TestThor:
         try:
             envs.reset(seed=0)
             envs.step(["go to countertop 1"])
-            with pytest.warns(UserWarning, match=r"(?s)its episode lost.*SimulatorLost.*ended with exit code 9"):
+            with pytest.warns(UserWarning, match=r"(?s)its episode is lost.*SimulatorLost.*ended with exit code 9"):
                 _, _, _, truncated, _ = envs.step(["take mug 1 from countertop 1"])
             assert truncated[0]
             assert (envs.lost_episodes, len(unity.pids)) == (1, 2)
