@@ -1,4 +1,4 @@
-"""A custom game and task: say which of 3 × 3 cells has the lamp on, and press the cell's number."""
+"""A custom game and task: which of 3 × 3 cells has the lamp? Run `python examples/custom_task.py`."""
 
 from pathlib import Path
 

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import logging
 import math
-import textwrap
 import time
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from accelerate import PartialState
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_utils import TrainOutput, set_seed
@@ -28,7 +26,8 @@ from .distributed.trl_bridge import PPOBridge
 from .engines.base import Engine
 from .engines.transformers import TransformersEngine
 from .evaluation.agents import PolicyAgent
-from .evaluation.evaluate import count_episodes, evaluate_agent
+from .evaluation.all_ranks import evaluate_on_all_ranks
+from .evaluation.evaluate import count_episodes
 from .evaluation.reports import EvaluationReport
 from .guides.base import Guide, GuidedRun
 from .guides.corrected import choose_guide
@@ -41,13 +40,12 @@ from .policy.adapters import check_start, ensure_named_base
 from .policy.loading import load_or_take
 from .policy.network import ValueHead
 from .policy.scoring import VLMPolicy
-from .rollouts.all_ranks import collect_on_all_ranks
+from .rollouts.all_ranks import collect_on_all_ranks, make_collector
 from .rollouts.clock import Clock
-from .rollouts.collector import RolloutCollector
 from .runs.callbacks import GTRProgressCallback, logging_callbacks
 from .runs.checkpointer import Part, RunCheckpointer, RunCounters
 from .runs.manifest import describe_run
-from .runs.model_card import TrainedAgent, write_model_card
+from .runs.model_card import PAPER, TrainedAgent, write_model_card
 from .runs.rollout_metrics import print_completions
 from .runs.stopping import RunStopper
 from .runs.update_metrics import update_metrics
@@ -77,17 +75,7 @@ class GTRTrainer(PPOBridge):
 
     _tag_names = ["trl", "ppo", "gtr"]  # noqa: RUF012
     _name = "GTR"
-    _paper = {  # noqa: RUF012
-        "title": "GTR: Guided Thought Reinforcement Prevents Thought Collapse in RL-based VLM Agent Training",
-        "id": "2503.08525",
-        "citation": textwrap.dedent("""\
-            @article{wei2025gtr,
-                title  = {GTR: Guided Thought Reinforcement Prevents Thought Collapse in RL-based VLM Agent Training},
-                author = {Tong Wei and Yijun Yang and Junliang Xing and Yuanchun Shi and Zongqing Lu and Deheng Ye},
-                year   = 2025,
-                eprint = {arXiv:2503.08525}
-            }"""),
-    }
+    _paper = PAPER
 
     def __init__(
         self,
@@ -116,7 +104,7 @@ class GTRTrainer(PPOBridge):
         check_start(model, peft_config, with_reference=args.kl_coef > 0)
         set_seed(args.seed)
         # Before the model is loaded: an environment that can't be made fails early.
-        self.collector = _make_collector(task, self.corrector, args)
+        self.collector = make_collector(task, self.corrector, args)
         model, processing_class = load_or_take(model, processing_class, args.model_init_kwargs)
         ensure_named_base(model, peft_config, processing_class, args.output_dir)
         hidden_size = model.config.get_text_config().hidden_size
@@ -294,30 +282,16 @@ class GTRTrainer(PPOBridge):
         has cut short, and the latter is not logged.
         """
         args, task = self.args, eval_task or self.eval_task
-        count = count_episodes(task, episodes or args.eval_episodes)
-        several = self.processes.world_size > 1
-        end = time.monotonic() + (args.ddp_timeout / 2 if several else math.inf)  # nobody waits longer for a slow one
-        # Its own random numbers: how often one evaluates must not change what is learned.
-        with torch.random.fork_rng(), torch.no_grad(), self.engine.ready():
-            torch.manual_seed(args.seed + self.processes.rank)
-            played = evaluate_agent(
+        with self.engine.ready():
+            report, stopped = evaluate_on_all_ranks(
                 PolicyAgent(self.engine, greedy=args.eval_greedy),
                 task,
-                range(self.processes.rank, count, self.processes.world_size),
-                seed=args.seed,
-                num_envs=args.per_device_eval_batch_size,
-                invalid_action=args.invalid_action,
-                stopped=lambda: self.signals.received is not None or time.monotonic() > end,
-            ).episodes
-            self.processes.barrier("evaluation")
-        received, by_process = zip(*self.processes.gather((self.signals.received, played)), strict=True)
-        everybody = sorted((episode for each in by_process for episode in each), key=lambda e: e.index)
-        report = EvaluationReport(task.name, tuple(everybody), planned=count)
-        if any(received):
-            return report  # the run is about to stop
-        if not report.complete:
-            logger.warning("%d of %d episodes were evaluated in the time that there was.", len(everybody), count)
-        if everybody:
+                count_episodes(task, episodes or args.eval_episodes),
+                args,
+                self.processes,
+                received=lambda: self.signals.received,
+            )
+        if report.episodes and not stopped:
             metrics = report.metrics(metric_key_prefix)
             self.log(metrics)
             self.control = self.callback_handler.on_evaluate(args, self.state, self.control, metrics)
@@ -356,21 +330,6 @@ class GTRTrainer(PPOBridge):
         if self.guide.buffer is None:
             raise ValueError("This run's guide gives no labels: train with a `corrector` to have corrections.")
         return corrections_dataset(self.guide.buffer, self.policy.processor)
-
-
-def _make_collector(task: Task, corrector: Corrector | None, args: GTRConfig) -> RolloutCollector:
-    """A collector of this process's share of the run's environments."""
-    num_envs = args.num_envs // PartialState().num_processes
-    return RolloutCollector(
-        task,
-        corrector,
-        num_envs=num_envs,
-        first_index=PartialState().process_index * num_envs,
-        seed=args.seed,
-        invalid_action=args.invalid_action,
-        pickle_environments=args.pickle_environments,
-        exact_resume=not args.allow_changed_config,
-    )
 
 
 def _make_policy(model: PreTrainedModel, processor: Any, args: GTRConfig) -> VLMPolicy:

@@ -28,7 +28,7 @@ def ring(callback, logs):
     ("sign", "words"),
     [
         ({"thoughts/identical_untrue": 0.9}, "90% of thoughts are untrue and repeated in other states"),
-        ({"thoughts/top_share": 0.8}, "one thought makes 80% of all"),
+        ({"thoughts/top_share": 0.8}, "one thought accounts for 80% of all"),
         ({"thoughts/distinct_4": 0.01}, "distinct 4-grams fell from 0.400 to 0.010"),
     ],
 )

@@ -7,8 +7,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from accelerate import PartialState
+
+from ..config import GTRConfig
+from ..correctors.base import Corrector
 from ..distributed.processes import Processes
+from ..tasks.base import Task
 from ..types import Rollout
+from .collector import RolloutCollector
 
 logger = logging.getLogger(__name__)
 
@@ -61,3 +67,18 @@ def collect_on_all_ranks(
     if len(reports) > 1:
         rollout.times |= {f"collect_rank_{rank}": spent for rank, spent in enumerate(collected.seconds)}
     return collected
+
+
+def make_collector(task: Task, corrector: Corrector | None, args: GTRConfig) -> RolloutCollector:
+    """A collector of this process's share of the run's environments."""
+    num_envs = args.num_envs // PartialState().num_processes
+    return RolloutCollector(
+        task,
+        corrector,
+        num_envs=num_envs,
+        first_index=PartialState().process_index * num_envs,
+        seed=args.seed,
+        invalid_action=args.invalid_action,
+        pickle_environments=args.pickle_environments,
+        exact_resume=not args.allow_changed_config,
+    )

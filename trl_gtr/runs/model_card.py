@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,17 @@ COST = {
     "corrector/calls": "{:,.0f} calls",
     "corrector/tokens": "{:,.0f} tokens",
     "corrector/usd_spent": "{:,.2f} US dollars",
+}
+PAPER = {
+    "title": "GTR: Guided Thought Reinforcement Prevents Thought Collapse in RL-based VLM Agent Training",
+    "id": "2503.08525",
+    "citation": textwrap.dedent("""\
+        @article{wei2025gtr,
+            title  = {GTR: Guided Thought Reinforcement Prevents Thought Collapse in RL-based VLM Agent Training},
+            author = {Tong Wei and Yijun Yang and Junliang Xing and Yuanchun Shi and Zongqing Lu and Deheng Ye},
+            year   = 2025,
+            eprint = {arXiv:2503.08525}
+        }"""),
 }
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
