@@ -141,7 +141,7 @@ def test_a_wrong_word_is_one_line(
     ("text", "message"),
     [
         ("num_env: 8", "Unknown option `num_env` in {file}: did you mean `num_envs`?"),
-        ("- num_envs", "{file} must hold options as `name: value`"),
+        ("- num_envs", "{file} must contain options as `name: value`"),
         ("num_envs: [8", "{file} is not valid YAML"),
         ("num_envs: eight", "invalid int value: 'eight'"),
     ],
