@@ -3,10 +3,10 @@
     accelerate launch examples/alfworld.py
     accelerate launch examples/alfworld.py --config examples/configs/alfworld_llava.yaml
 
-It needs `pip install "trl-gtr[alfworld]"`. Without a `--config` it trains the embedded tiny LLaVA for ALFWorld by
-`trl_gtr/configs/alfworld_tiny.yaml`, on a CPU: on the bundled games, or on ALFWorld's own where `ALFWORLD_DATA` leads
-to them. It is evaluated on the games of training and, apart from them, in rooms that it has never seen.
-docs/alfworld.md says more, also about frames of THOR. `trl-gtr train --task alfworld` is the same without a clone.
+It needs `pip install "trl-gtr[alfworld]"`. Without `--config` it trains the embedded tiny LLaVA for ALFWorld on a CPU
+(`trl_gtr/configs/alfworld_tiny.yaml`), on the bundled games, or on ALFWorld's own if `ALFWORLD_DATA` points to them.
+It is evaluated on the training games and, separately, in unseen rooms. See docs/alfworld.md, also for THOR frames.
+`trl-gtr train --task alfworld` does the same without a clone.
 """
 
 from __future__ import annotations

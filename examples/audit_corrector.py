@@ -1,8 +1,8 @@
-"""Is a corrector any good, and what will it cost? Grades it on sampled states before a run.
+"""How good is a corrector, and what will it cost? Grades it on sampled states before a run.
 
     python examples/audit_corrector.py --task points24 --corrector openai --corrector_model gpt-4o --states 50
 
-Half of the thoughts that it is shown are the expert's, half are spoilt: cards misread, another state's plan.
+Half of the thoughts it sees are the expert's; the other half are wrong: misread cards, or another state's plan.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from trl_gtr.types import Usage
 
 @dataclass
 class AuditArguments(TaskArguments):
-    states: int = field(default=50, metadata={"help": "How many thoughts the corrector is asked about."})
-    env_steps: int = field(default=15_000, metadata={"help": "Length of the run that the cost is estimated for."})
-    seed: int = field(default=0, metadata={"help": "Decides which states are sampled."})
+    states: int = field(default=50, metadata={"help": "Number of thoughts to ask the corrector about."})
+    env_steps: int = field(default=15_000, metadata={"help": "Length of the run to estimate the cost for."})
+    seed: int = field(default=0, metadata={"help": "Seed for sampling states."})
 
 
 def spoil(requests: list[CorrectionRequest], seed: int) -> list[CorrectionRequest]:
-    """Every second step gets the thought of another state in which it is wrong."""
+    """Give every second step a thought from another state, wrong here."""
     rng, spoilt = np.random.default_rng(seed), list(requests)
     for i in range(1, len(requests), 2):
         for j in rng.permutation(len(requests)):
@@ -49,7 +49,7 @@ def main() -> None:
         args, corrector_args = parse_arguments((AuditArguments, CorrectorArguments), description=__doc__)
         task, corrector = args.make_task(), make_corrector(corrector_args, audit_share=0.0)
         if corrector is None:
-            raise ValueError("--corrector none has nothing to audit: name another one.")
+            raise ValueError("--corrector none can't be audited: choose another one.")
         corrector.check(task)
     requests = spoil(sample_states(task, args.states, args.seed), args.seed)
     started = time.perf_counter()
@@ -63,16 +63,18 @@ def main() -> None:
     latencies = np.array([answer.latency for answer in answers])
     scale = args.env_steps / len(requests)
     table = Table("measure", "value", title=f"{corrector.identity} on {task.name}")
-    table.add_row("graded thoughts, of them wrong", f"{found.graded}, {percent(found.wrong_thoughts)}")
-    table.add_row("precision: changed thoughts that were wrong and are true now", percent(found.precision))
+    table.add_row("graded thoughts, share wrong", f"{found.graded}, {percent(found.wrong_thoughts)}")
+    table.add_row("precision: changed thoughts that were wrong and are now true", percent(found.precision))
     table.add_row("recall: wrong thoughts that it made true", percent(found.recall))
     table.add_row("false alarms: right thoughts that it changed", percent(found.false_alarms))
     table.add_row("failed", percent(found.failed))
-    table.add_row("latency, median and 95 %", f"{np.median(latencies):.3f} s, {np.quantile(latencies, 0.95):.3f} s")
+    table.add_row(
+        "latency, median and 95th percentile", f"{np.median(latencies):.3f} s, {np.quantile(latencies, 0.95):.3f} s"
+    )
     table.add_row(f"estimate for {args.env_steps} steps: calls", f"{usage.calls * scale:.0f}")
     table.add_row("  tokens", f"{(usage.prompt_tokens + usage.completion_tokens) * scale:.0f}")
     table.add_row("  USD", f"{usage.usd * scale:.2f}")
-    table.add_row("  time if nothing hid it", f"{seconds * scale / 60:.1f} min")
+    table.add_row("  time without overlap", f"{seconds * scale / 60:.1f} min")
     Console(width=110).print(table)
 
 

@@ -1,12 +1,12 @@
-"""GTR against its parts, from one start, over several seeds: a table, a figure and the raw numbers.
+"""GTR against its ablations, from the same start and over several seeds: a table, a figure and the raw numbers.
 
     python examples/compare.py --study points24 --seeds 0 1 2 3 4
     python examples/compare.py --study collapse --arms gtr ppo -- --total_env_steps 2560
     python examples/compare.py --study ezpoints --task my_module:MyTask -- --config my_settings.yaml
 
-A study is a file in `configs/studies`: options of `trl-gtr train` for every run, and what sets each arm apart. Options
-behind `--` go to every run. A run that is complete is not made again, so a study can be stopped, taken up later, or
-widened by more seeds.
+A study is a file in `configs/studies`: options of `trl-gtr train` for every run, and for each arm. Options after `--`
+go to every run. Finished runs are not repeated, so a study can be interrupted, continued later, or extended with more
+seeds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TRAIN = [sys.executable, "-m", "trl_gtr.scripts.train"]  # one process
 
 
 def run(study: dict[str, Any], arm: str, seed: int, folder: Path, options: list[str]) -> dict[str, Any]:
-    """One run as a process of its own; its log history."""
+    """Train in a separate process and return the log history."""
     state, made_by = folder / "trainer_state.json", folder / "command.json"
     command = []
     for name, value in {**study["options"], **study["arms"][arm], "seed": seed}.items():
@@ -46,21 +46,21 @@ def run(study: dict[str, Any], arm: str, seed: int, folder: Path, options: list[
             raise SystemExit(f"{arm}, seed {seed} failed with status {code}: see {folder / 'log.txt'}")
         made_by.write_text(json.dumps(command))
     elif made_by.is_file() and json.loads(made_by.read_text()) != command:
-        raise SystemExit(f"{folder} was made with other options: remove it, or choose another --output.")
+        raise SystemExit(f"{folder} was created with other options: remove it, or choose another --output.")
     return {"arm": arm, "seed": seed, "log": json.loads(state.read_text())["log_history"]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--study", default="points24", choices=sorted(file.stem for file in STUDIES.glob("*.yaml")))
-    parser.add_argument("--task", help="another task than the study's, by name or as module:Class")
-    parser.add_argument("--arms", nargs="+", help="some of the study's arms; all if left out")
+    parser.add_argument("--task", help="override the study's task, by name or as module:Class")
+    parser.add_argument("--arms", nargs="+", help="some of the study's arms; default: all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--output", type=Path, help="default: runs/compare/STUDY")
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side; set OMP_NUM_THREADS=1 then")
-    parser.add_argument("options", nargs="*", help="for every run, behind --")
+    parser.add_argument("--jobs", type=int, default=1, help="parallel runs; use with OMP_NUM_THREADS=1")
+    parser.add_argument("options", nargs="*", help="options for every run, after --")
     args = parser.parse_args()
-    if find_spec("matplotlib") is None:  # told now, not when all runs are made
+    if find_spec("matplotlib") is None:  # fail early, not after all runs
         parser.error('the figure needs matplotlib: pip install "trl-gtr[report]"')
     study = yaml.safe_load((STUDIES / f"{args.study}.yaml").read_text())
     study["options"] |= {"task": args.task} if args.task else {}

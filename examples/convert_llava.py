@@ -22,20 +22,22 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 @dataclass
 class ConvertArguments:
     source: str = field(metadata={"help": "Folder of a LlavaMistralForCausalLM or LlavaLlamaForCausalLM."})
-    output: str = field(metadata={"help": "Folder to write; new or empty."})
+    output: str = field(metadata={"help": "Output folder; new or empty."})
     vision_tower: str | None = field(
         default=None,
-        metadata={"help": "Name or folder of the vision tower, if the checkpoint does not hold it."},
+        metadata={"help": "Name or folder of the vision tower, if not in the checkpoint."},
     )
     chat_format: str | None = field(
-        default=None, metadata={"help": "'mistral' or 'vicuna': the conversation that the model was trained with."}
+        default=None, metadata={"help": "'mistral' or 'vicuna': the conversation format the model was trained with."}
     )
-    dtype: str = field(default="bfloat16", metadata={"help": "Of the converted weights: bfloat16, float16, float32."})
+    dtype: str = field(
+        default="bfloat16", metadata={"help": "Dtype of the converted weights: bfloat16, float16, float32."}
+    )
 
 
 def convert(args: ConvertArguments) -> tuple[Any, Any]:
     if args.dtype not in DTYPES:
-        raise ValueError(f"--dtype is one of {', '.join(DTYPES)}, not {args.dtype!r}.")
+        raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, not {args.dtype!r}.")
     output = Path(args.output)
     if output.exists() and any(output.iterdir()):
         raise ValueError(f"{output} is not empty: choose another --output.")

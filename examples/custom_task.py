@@ -1,4 +1,4 @@
-"""A game and a task of your own: which of 3 × 3 cells has the lamp? Run `python examples/custom_task.py`."""
+"""A custom game and task: which of 3 × 3 cells has the lamp? Run `python examples/custom_task.py`."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ class LampEnv(gym.Env):
         self.cell = int(self.np_random.integers(9))
         lamp = np.kron(np.eye(9)[self.cell].reshape(3, 3, 1), np.full((32, 32, 3), 190))
         self.picture = (lamp + self.np_random.integers(0, 60, (96, 96, 3))).astype(np.uint8)
-        return self.picture, {"cell": self.cell}  # which the agent is not told
+        return self.picture, {"cell": self.cell}  # hidden from the agent
 
     def step(self, action):
         return self.picture, 1.0 if action == self.cell else -1.0, True, False, {"cell": self.cell}
@@ -53,7 +53,7 @@ if __name__ == "__main__":
         script, args, models, _ = launch.parse(Path(__file__).parent / "configs/custom_task.yaml", description=__doc__)
         launch.check_output_dir(args, task := LampTask())
         model, processor, _ = launch.load_model(models, args.model_init_kwargs)
-    # The embedded model doesn't know this game's words: it starts with demonstrations by the expert, then comes GTR.
+    # The embedded model doesn't know this game's words, so train on expert demonstrations first, then GTR.
     data = prompt_and_completion(make_sft_dataset(task, 64, seed=args.seed))
     sft = SFTConfig(args.output_dir, learning_rate=1e-3, max_length=None, use_cpu=True, bf16=False, save_strategy="no")
     SFTTrainer(model, sft, train_dataset=data, processing_class=processor).train()

@@ -1,7 +1,7 @@
 """Watch each task's expert play: `python examples/demo.py [--episodes 50] [--output runs/demo.png]`.
 
-The expert plays as a language agent does: it is asked with a prompt, it answers in text, and the text is parsed into
-an action. What it scores is what an agent with perfect thoughts would score.
+The expert plays like a language agent: it gets a prompt, answers in text, and the text is parsed into an action. Its
+score is that of an agent with perfect thoughts.
 """
 
 import argparse
@@ -17,18 +17,18 @@ from rich.table import Table
 from trl_gtr import Task, Transition, make_task
 
 GAMES = ("points24", "ezpoints", "number_line", "blackjack")
-FRAME, CAPTION, PAPER = 200, 44, "gainsboro"  # a frame's side and the height of the words below it, in pixels
+FRAME, CAPTION, PAPER = 200, 44, "gainsboro"  # side of a frame and height of its caption, in pixels
 NO_MODEL = {"env_index": 0, "response_ids": np.zeros(0, np.int64), "bootstrap": False}
 
 
 def play(task: Task, seed: int) -> tuple[list[Transition], bool]:
-    """One episode of the expert, and whether the deal could be won at all."""
+    """Play one episode with the expert; also returns whether the deal was winnable."""
     env = task.make_env(evaluation=True)
     image, info = env.reset(seed=seed)
     solvable, steps, over = task.solvable(info), [], False
     while not over:
         prompt, expert = task.prompt(image, info), task.expert(info)
-        if expert is None:  # nothing can be won any more: the expert passes
+        if expert is None:  # no longer winnable: the expert passes
             break
         response = task.format.parse(expert.text)
         action = task.to_env_action(response, info)
@@ -57,8 +57,8 @@ def strip(name: str, episode: list[Transition]) -> Image.Image:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Watch each task's expert play.")
-    parser.add_argument("--episodes", type=int, default=50, help="episodes a game")
-    parser.add_argument("--output", type=Path, default=Path("runs/demo.png"), help="picture of one episode a game")
+    parser.add_argument("--episodes", type=int, default=50, help="episodes per game")
+    parser.add_argument("--output", type=Path, default=Path("runs/demo.png"), help="picture of one episode per game")
     args = parser.parse_args()
 
     console = Console()
@@ -78,11 +78,11 @@ def main() -> None:
 
         victories = [steps for (steps, _), success in zip(episodes, won, strict=True) if success]
         if not victories:
-            raise SystemExit(f"The expert has won no {name}: let it play more --episodes.")
+            raise SystemExit(f"The expert has won no episode of {name}: increase --episodes.")
         shown = min(victories, key=lambda steps: abs(len(steps) - 8))  # long enough to be interesting
         strips.append(strip(name, shown))
         if name == GAMES[0]:
-            console.print(Panel(shown[0].prompt, title=f"{name}: the prompt beside the image"))
+            console.print(Panel(shown[0].prompt, title=f"{name}: the prompt that goes with the image"))
             console.print(Panel(shown[0].response.text, title="the expert's response"))
     console.print(table)
 
@@ -91,7 +91,7 @@ def main() -> None:
         sheet.paste(image, (0, row * (FRAME + CAPTION)))
     args.output.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(args.output)
-    console.print(f"One episode a game: {args.output}")
+    console.print(f"One episode per game: {args.output}")
 
 
 if __name__ == "__main__":

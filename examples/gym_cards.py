@@ -3,8 +3,8 @@
     accelerate launch examples/gym_cards.py --task ezpoints
     accelerate launch examples/gym_cards.py --task number_line --config examples/configs/gym_cards_llava.yaml
 
-Without a `--config` it trains the embedded tiny LLaVA by `trl_gtr/configs/gym_cards_tiny.yaml`, in minutes on a CPU,
-into `runs/` and the name of the game. `trl-gtr train --task ezpoints` is the same without a clone.
+Without `--config` it trains the embedded tiny LLaVA with `trl_gtr/configs/gym_cards_tiny.yaml`, in minutes on a CPU,
+and saves to `runs/<game>`. `trl-gtr train --task ezpoints` does the same without a clone.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     accelerate launch examples/points24.py
     accelerate launch examples/points24.py --config examples/configs/points24_llava.yaml
 
-Without a `--config` it trains the embedded tiny LLaVA by `trl_gtr/configs/points24_tiny.yaml`, in minutes on a CPU: a
-million parameters can't search for a formula, so it plays a stated pool of hands, and is evaluated on that pool and,
-apart from it, on hands that it has never seen. `trl-gtr train --task points24` is the same without a clone.
+Without `--config` it trains the embedded tiny LLaVA with `trl_gtr/configs/points24_tiny.yaml`, in minutes on a CPU. A
+million parameters can't search for a formula, so it plays a fixed pool of hands and is evaluated on that pool and,
+separately, on unseen hands. `trl-gtr train --task points24` does the same without a clone.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The README's picture: GTR against PPO alone over seeds, and what the two agents think of the same kind of state.
+"""The README's figure: GTR against PPO alone over seeds, and what the two agents think in similar states.
 
     python examples/readme_figure.py runs/compare/points24 --gtr gtr --ppo ppo --output docs/readme.png
 
-Takes the output folder of `compare.py`: `compare.json` for the curves, the episodes of one run of each arm for the
-thoughts. Of each run the most repeated untrue thought of its last updates is shown (the most repeated one if all are
-true) with a state in which it was said.
+Reads the output folder of `compare.py`: `compare.json` for the curves, and the episodes of one run per arm for the
+thoughts. For each run it shows the most repeated untrue thought in its last updates (the most repeated one if all are
+true) and a state in which it occurred.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def draw_curve(axis: Any, runs: list[dict[str, Any]], arms: dict[str, str], metr
     for words, arm in arms.items():
         mine = [run for run in runs if run["arm"] == arm]
         if not mine:
-            raise SystemExit(f"compare.json has no run of {arm}: name arms that it has with --gtr and --ppo.")
+            raise SystemExit(f"compare.json has no run of {arm}: set --gtr and --ppo to arms that it has.")
         draw_band(axis, mine, metric, words, COLOURS[words])
     axis.set(xlabel="update", ylim=(0, 1.02))
     axis.set_title(title, loc="left", fontweight="bold")
@@ -47,7 +47,7 @@ def is_true(row: dict[str, Any]) -> bool:
 
 
 def telling_step(folder: Path) -> tuple[dict[str, Any], str]:
-    """A late step whose thought says most about the agent, and how often it was said."""
+    """A representative late step, and how often its thought was said."""
     rows = read_runs([folder])[0].rows
     if not rows:
         raise SystemExit(f"{folder} has no logged episodes: train with `episode_log_rate` above 0.")
@@ -75,9 +75,9 @@ def draw_thought(axis: Any, words: str, folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="output of compare.py")
-    parser.add_argument("--gtr", default="gtr", help="the arm that is GTR")
-    parser.add_argument("--ppo", default="ppo", help="the arm that is PPO alone")
-    parser.add_argument("--seed", type=int, default=0, help="the run whose thoughts are shown")
+    parser.add_argument("--gtr", default="gtr", help="name of the GTR arm")
+    parser.add_argument("--ppo", default="ppo", help="name of the PPO-only arm")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the run whose thoughts are shown")
     parser.add_argument("--output", type=Path, default=Path("docs/readme.png"))
     args = parser.parse_args()
     runs = json.loads((args.folder / "compare.json").read_text("utf-8"))

@@ -1,7 +1,7 @@
 """Supervised fine-tuning on expert play, or on a LLaVA-format data set, with TRL's SFTTrainer.
 
-python examples/sft.py --config examples/configs/sft_tiny.yaml     # makes the shipped tiny model again
-python examples/sft.py --config examples/configs/sft_alfworld_tiny.yaml     # and that for ALFWorld
+python examples/sft.py --config examples/configs/sft_tiny.yaml     # rebuilds the shipped tiny model
+python examples/sft.py --config examples/configs/sft_alfworld_tiny.yaml     # and the one for ALFWorld
 accelerate launch examples/sft.py --config examples/configs/sft_llava.yaml
 """
 
@@ -20,8 +20,8 @@ from trl_gtr.scripts import train as launch
 from trl_gtr.scripts.arguments import parse_arguments
 from trl_gtr.tiny_llava.practice_games import alfworld_practice
 
-BUILDS = {"build": "tiny", "build-alfworld": "tiny-alfworld"}  # fresh embedded models
-# What the embedded models have learned from, beside whole tasks.
+BUILDS = {"build": "tiny", "build-alfworld": "tiny-alfworld"}  # untrained embedded models
+# Training data of the embedded models besides whole tasks.
 OPTIONS = {
     "points24_pool": lambda: {"hands": "pool"},
     "points24_reading": lambda: {"hands": "reading"},
@@ -31,7 +31,7 @@ OPTIONS = {
 
 @dataclass
 class DataArguments:
-    """What is learned: expert data of some tasks, or a file."""
+    """Training data: expert play on some tasks, or a file."""
 
     tasks: list[str] = field(
         default_factory=list,
@@ -41,11 +41,11 @@ class DataArguments:
     )
     exploration: float = field(default=0.15, metadata={"help": "Share of random steps in the expert's play."})
     image_size: int | None = field(
-        default=None, metadata={"help": "Store pictures at this size; a model that sees no more learns quicker."}
+        default=None, metadata={"help": "Store images at this size; faster if the model uses no more."}
     )
-    llava_json: str | None = field(default=None, metadata={"help": "LLaVA-format JSON file to learn from."})
-    image_folder: str = field(default=".", metadata={"help": "Where the pictures of `llava_json` are."})
-    torch_threads: int | None = field(default=None, metadata={"help": "Threads of torch on a CPU."})
+    llava_json: str | None = field(default=None, metadata={"help": "LLaVA-format JSON file to train on."})
+    image_folder: str = field(default=".", metadata={"help": "Folder with the images of `llava_json`."})
+    torch_threads: int | None = field(default=None, metadata={"help": "Torch threads on a CPU."})
 
 
 def expert_data(args: DataArguments, seed: int) -> Dataset:
@@ -62,16 +62,16 @@ def expert_data(args: DataArguments, seed: int) -> Dataset:
 
 def make_trainer(data: DataArguments, args: SFTConfig, model_args: ModelConfig) -> SFTTrainer:
     if (data.llava_json is None) == (not data.tasks):
-        raise ValueError("Say what to learn from: either --tasks points24=1000 or --llava_json FILE.")
+        raise ValueError("Set the training data: either --tasks points24=1000 or --llava_json FILE.")
     if model_args.use_peft and model_args.model_name_or_path in BUILDS:
-        raise ValueError("A model that is built here learns all its weights: leave --use_peft out.")
+        raise ValueError("A newly built model trains all its weights: leave out --use_peft.")
     dataset = read_llava_json(data.llava_json, data.image_folder) if data.llava_json else expert_data(data, args.seed)
     if model_args.model_name_or_path in BUILDS:
         model, processor = tiny_llava.build(args.seed, BUILDS[model_args.model_name_or_path])
         peft_config = None
     else:
         model, processor, peft_config = launch.load_model(model_args, args.model_init_kwargs)
-        args.model_init_kwargs = None  # SFTTrainer would say that it ignores them
+        args.model_init_kwargs = None  # avoids SFTTrainer's warning that it ignores them
         ensure_named_base(model, peft_config, processor, args.output_dir)
     return SFTTrainer(
         model,

@@ -893,7 +893,7 @@ def test_a_foreign_or_damaged_checkpoint_is_refused_with_what_differs(make_train
             make_trainer(task, **overrides).train(resume_from_checkpoint=str(checkpoint))
         return str(refused.value)
 
-    assert "is of a run on 'colours', not on 'shapes'" in refusal(OtherTask())
+    assert "is from a run on 'colours', not 'shapes'" in refusal(OtherTask())
     assert "gamma was 0.9 and is 0.5; per_device_train_batch_size was 8 and is 4" in refusal(
         gamma=0.5, per_device_train_batch_size=4
     )
@@ -902,7 +902,7 @@ def test_a_foreign_or_damaged_checkpoint_is_refused_with_what_differs(make_train
     contents = checkpoint / "manifest.json"
     alone = contents.read_text()
     contents.write_text(alone.replace('"processes": 1', '"processes": 2'))
-    assert "of a run with 2 processes, not 1" in refusal(allow_changed_config=True)
+    assert "from a run with 2 processes, not 1" in refusal(allow_changed_config=True)
     contents.write_text(alone)
     weights = checkpoint / "model.safetensors"
     whole = weights.read_bytes()

@@ -1,4 +1,4 @@
-"""`trl-gtr COMMAND …`: finds the command's module in `trl_gtr.scripts` and hands it the other words."""
+"""`trl-gtr COMMAND …`: passes the remaining arguments to the command's module in `trl_gtr.scripts`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-# command → its module in `scripts`, imported when it is called, and what it does
+# command → module in `scripts` (imported on use) and description
 COMMANDS = {
     "train": ("launch", "train an agent with GTR, through accelerate's launcher"),
     "evaluate": ("evaluate", "play a task with agents on the same deals"),
-    "report": ("report", "one page of curves, episodes and settings of one run or several"),
+    "report": ("report", "one page with curves, episodes and settings of one or more runs"),
     "plan": ("plan", "memory, time and cost of a run, before it starts"),
-    "check": ("check", "versions, extras and what of ALFWorld can run here"),
+    "check": ("check", "versions, extras, and which parts of ALFWorld can run here"),
 }
 
 
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command not in COMMANDS:
         near = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f"did you mean `trl-gtr {near[0]}`?" if near else f"commands: {', '.join(COMMANDS)}."
-        print(f"error: {f'There is no command `{command}`' if command else 'Name a command'}: {hint}", file=sys.stderr)
+        print(f"error: {f'Unknown command `{command}`' if command else 'Missing command'}: {hint}", file=sys.stderr)
         return 2
     module = importlib.import_module(f".scripts.{COMMANDS[command][0]}", __package__)
     return module.main(words)

@@ -198,8 +198,8 @@ def test_audit_script_over_http() -> None:
         printed = run_example("audit_corrector.py", line)
         asked = len(server.seen)
     found = rows(printed)
-    assert found["graded thoughts, of them wrong"] == "6, 50.0%"
-    assert found["precision: changed thoughts that were wrong and are true now"] == "-"
+    assert found["graded thoughts, share wrong"] == "6, 50.0%"
+    assert found["precision: changed thoughts that were wrong and are now true"] == "-"
     assert found["recall: wrong thoughts that it made true"] == "0.0%"
     assert found["false alarms: right thoughts that it changed"] == "0.0%"
     assert found["estimate for 6000 steps: calls"] == str(asked * 1000)

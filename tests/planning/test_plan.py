@@ -184,8 +184,8 @@ def test_the_table_fits_into_a_terminal(llava):
     ("words", "message"),
     [
         (["--config", str(EXAMPLES / "configs/points24_llava.yaml")], "no model of that name was found on the Hub"),
-        (["--model_name_or_path", "tiny", "--card", "A1000"], "There is no card 'A1000'"),
-        (["--model_name_or_path", "tiny", "--utilisation", "0"], "--utilisation must lie in"),
+        (["--model_name_or_path", "tiny", "--card", "A1000"], "Unknown card 'A1000'"),
+        (["--model_name_or_path", "tiny", "--utilisation", "0"], "--utilisation must be in"),
         (["--model_name_or_path", "tiny", "--processes", "3"], "must be a multiple of the number of processes, 3"),
         (["--model_name_or_path", "tiny", "--load_in_4bit", "true"], "quantized"),
         (["--model_name_or_path", "tiny", "--proceses", "3"], "did you mean `processes`?"),

@@ -437,5 +437,5 @@ def test_optimizers_that_could_not_train_are_refused(make_trainer, toy_checkpoin
         make_trainer(toy_checkpoint, optimizers=(optimizer_of(model), None))
     with pytest.raises(ValueError, match=r"holds none of the weights.*get_peft_model"):
         make_trainer(model, lora(model), optimizers=(optimizer_of(model), None))
-    with pytest.raises(ValueError, match="of another optimizer"):
+    with pytest.raises(ValueError, match="belongs to another optimizer"):
         make_trainer(model, optimizers=(optimizer_of(model), LambdaLR(optimizer_of(model), halving)))

@@ -56,7 +56,7 @@ def test_seed_folders_are_one_group_and_labels_win(tmp_path):
 def test_a_run_without_metrics_file_is_read_from_its_newest_checkpoint(tmp_path):
     folder = write_run(tmp_path / "run", updates=1)
     (folder / "metrics.jsonl").unlink()
-    with pytest.raises(ValueError, match="is no run's output folder"):
+    with pytest.raises(ValueError, match="is not a run's output folder"):
         read_runs([folder])
     for n in (2, 10):
         (folder / f"checkpoint-{n}").mkdir()
@@ -197,7 +197,7 @@ def test_the_page_shows_all_four_parts(tmp_path):
     assert "Settings that differ" in html
     assert "after update 2, 3 times" in html
     assert "generate 12 s (75 %)" in html
-    assert "16 s in all updates" in html
+    assert "16 s over all updates" in html
     # one script may run, and this is it
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src &#39;sha256-{digest}&#39;" in html or f"script-src 'sha256-{digest}'" in html
@@ -239,7 +239,7 @@ def test_what_a_model_writes_stays_text(tmp_path):
     assert len(html) < 1_500_000
     steps = data["runs"][0]["episodes"][0]["steps"]
     assert steps[0]["thought"].startswith("<script>window.hacked = 1</script>")
-    assert steps[2]["thought"].endswith("(96,000 characters more)")
+    assert steps[2]["thought"].endswith("(96,000 more characters)")
     assert HOSTILE[:40] in data["prompts"][0]
 
 
@@ -289,7 +289,7 @@ def test_command_report(tmp_path, capsys):
     assert "page.html" in capsys.readouterr().out
     assert "<title>gtr, ppo" in output.read_text("utf-8")
     assert cli.main(["report", str(tmp_path / "nowhere")]) == 2
-    assert capsys.readouterr().err == f"error: There is no folder {tmp_path / 'nowhere'}.\n"
+    assert capsys.readouterr().err == f"error: Folder {tmp_path / 'nowhere'} does not exist.\n"
 
 
 def test_watching_goes_on_until_the_run_ends(tmp_path, monkeypatch, capsys):
@@ -361,7 +361,7 @@ def test_one_bad_line_costs_its_own_line(tmp_path, caplog):
     assert [entry["step"] for entry in run.log] == [0, 9, 1, 2]
     assert run.log[1] == {"step": 9, "ok": 1}
     assert said.count("metrics.jsonl, line") == len(bad)
-    assert "left out: metrics.jsonl, line 2" in caplog.text
+    assert "skipped: metrics.jsonl, line 2" in caplog.text
     assert "\x1b" not in caplog.text
     html = write_report([folder]).read_text("utf-8")
     assert "Left out of this page" in html
@@ -374,7 +374,7 @@ def test_only_so_many_problems_are_listed(tmp_path, caplog):
         file.write("bad\n" * 10_000)
     _, said = left_out(folder)
     assert len(said.splitlines()) == 21
-    assert said.endswith("9980 more of this kind")
+    assert said.endswith("9980 more")
     assert len(caplog.records) == 20
 
 
@@ -431,7 +431,7 @@ def test_a_bad_row_costs_itself(tmp_path, changes):
     folder = write_run(tmp_path / "run", updates=1, rows=lambda n: [row(n), row(n, episode=1) | changes, row(n, 1)])
     run, said = left_out(folder)
     assert len(run.rows) == 2
-    assert f"row 1: {next(iter(changes))} is not what a logged step has" in said
+    assert f"row 1: invalid {next(iter(changes))}" in said
     write_report([folder])
 
 
@@ -473,7 +473,7 @@ def test_no_other_pictures_than_png_and_webp_are_opened(tmp_path):
     images = pa.array([{"bytes": picture("JPEG"), "path": None}] * 4, table.schema.field("image").type)
     pq.write_table(table.set_column(table.schema.get_field_index("image"), "image", images), shard)
     html = write_report([folder]).read_text("utf-8")
-    assert "1 pictures that are no PNG or WebP or too large" in html
+    assert "1 pictures that are not PNG or WebP, or too large" in html
     assert embedded(html)[0]["images"] == []
 
 
@@ -503,7 +503,7 @@ def test_links_out_of_the_folder_are_not_followed(tmp_path):
     assert len(read_runs([tmp_path / "link"])[0].rows) == len(run.rows)
     (folder / "metrics.jsonl").unlink()
     (folder / "metrics.jsonl").symlink_to(secret / "metrics.jsonl")
-    with pytest.raises(ValueError, match="is no run's output folder"):
+    with pytest.raises(ValueError, match="is not a run's output folder"):
         read_runs([folder])
 
 

@@ -183,7 +183,7 @@ def test_the_same_start_stands_side_by_side(open_page):
 
 def test_a_watched_page_loads_itself_again_when_it_is_left_alone(open_page):
     page = open_page("watched")
-    assert "It is loaded again every 1 s" in page.locator("footer").inner_text()
+    assert "Reloads every 1 s" in page.locator("footer").inner_text()
     page.wait_for_event("load", timeout=60_000)
 
 
@@ -292,7 +292,7 @@ def test_attacks_stay_text(open_page):
     assert "{{ 7 * 7 }}" in page.locator(".pane [data-f=thought]").inner_text()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
-    assert page.locator(".pane [data-f=thought]").inner_text().endswith("(96,000 characters more)")
+    assert page.locator(".pane [data-f=thought]").inner_text().endswith("(96,000 more characters)")
     assert page.evaluate("document.documentElement.scrollWidth") <= 1280
     keep(page, "hostile")
     # and if text did become HTML, its scripts would still not run

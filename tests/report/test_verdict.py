@@ -39,7 +39,7 @@ def thoughts(step, top=0.01, distinct=0.4, true=0.9):
     ("after", "words", "tone"),
     [
         (0.90, "Training helped: success on pool rose from 50% to 90%.", "good"),
-        (0.57, "No clear change: success on pool went from 50% to 57%, within the error.", ""),
+        (0.57, "No clear change: success on pool went from 50% to 57%, within error.", ""),
         (0.20, "Training hurt: success on pool fell from 50% to 20%.", "bad"),
     ],
 )
@@ -68,7 +68,7 @@ def test_a_run_without_evaluations_is_told_by_its_training(tmp_path):
     found = verdict(run(tmp_path, *log))
     assert found["words"] == "Success in training went from 10% to 40%."  # the mean of 30, 40 and 50
     assert verdict(run(tmp_path, *log[:2]))["words"] == "Success in training is 15%."
-    assert verdict(run(tmp_path))["words"] == "Nothing was logged yet."
+    assert verdict(run(tmp_path))["words"] == "Nothing has been logged yet."
 
 
 def test_collapse_is_what_the_alarm_says(tmp_path):
@@ -83,7 +83,7 @@ def test_collapse_is_what_the_alarm_says(tmp_path):
     assert (collapsed["numbers"][-1]["value"], collapsed["numbers"][-1]["tone"]) == ("yes", "bad")
     assert "90.0% of all" in collapsed["numbers"][-1]["detail"]
     passed = verdict(run(tmp_path, *fine, *bad, thoughts(8)))
-    assert passed["numbers"][-1]["value"] == "for a time"
+    assert passed["numbers"][-1]["value"] == "temporary"
     assert "and recovered" in passed["words"]
     # too few bad updates in a row for an alarm
     assert verdict(run(tmp_path, *fine, *bad[:2]))["numbers"][-1]["value"] == "no"

@@ -27,8 +27,8 @@ def ring(callback, logs):
 @pytest.mark.parametrize(
     ("sign", "words"),
     [
-        ({"thoughts/identical_untrue": 0.9}, "90% of thoughts are untrue and said in other states too"),
-        ({"thoughts/top_share": 0.8}, "one thought makes 80% of all"),
+        ({"thoughts/identical_untrue": 0.9}, "90% of thoughts are untrue and repeated in other states"),
+        ({"thoughts/top_share": 0.8}, "one thought accounts for 80% of all"),
         ({"thoughts/distinct_4": 0.01}, "distinct 4-grams fell from 0.400 to 0.010"),
     ],
 )
@@ -44,7 +44,7 @@ def test_repetition_is_not_called_untrue_where_nobody_knows(caplog):
     unknown = {name: value for name, value in HEALTHY.items() if name != "thoughts/identical_untrue"}
     with caplog.at_level(logging.WARNING):
         ring(ThoughtCollapseCallback(patience=1), [unknown])
-    assert "90% of thoughts are said in other states too" in caplog.records[0].message
+    assert "90% of thoughts are repeated in other states" in caplog.records[0].message
     assert "untrue" not in caplog.records[0].message
 
 

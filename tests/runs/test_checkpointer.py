@@ -142,7 +142,7 @@ def test_a_corrector_that_is_new_starts_afresh(make_trainer, tmp_path, caplog):
     checkpoint = tmp_path / "run" / "checkpoint-1"
     trainer = make_trainer(total_env_steps=32, corrector=Counting(), allow_changed_config=True)
     trainer.train(resume_from_checkpoint=str(checkpoint))
-    assert "checkpoint-1 holds no state of the corrector, which starts afresh" in caplog.text
+    assert "checkpoint-1 has no state for the corrector, which starts from scratch" in caplog.text
     assert trainer.corrector.calls == 4
     again = make_trainer(total_env_steps=48, corrector=Counting())
     again.train(resume_from_checkpoint=True)

@@ -125,7 +125,8 @@ def test_a_fresh_run_does_not_destroy_an_earlier_one(make_trainer, tmp_path):
     kept = foreign_files(folder)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(
-        ValueError, match=r"holds an earlier run \(metrics\.jsonl, .*Set `overwrite=True` \(--overwrite\) to replace"
+        ValueError,
+        match=r"contains an earlier run \(metrics\.jsonl, .*Set `overwrite=True` \(--overwrite\) to replace",
     ):
         make_trainer(total_env_steps=12).train()
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
@@ -143,7 +144,7 @@ def test_a_checkpoint_of_another_folder_is_not_continued_over_an_earlier_run(mak
     make_trainer(**options).train()
     make_trainer(**options, output_dir=str(tmp_path / "other")).train()
     resumed = make_trainer(**options, output_dir=str(tmp_path / "other"))
-    with pytest.raises(ValueError, match="other holds an earlier run"):
+    with pytest.raises(ValueError, match="other contains an earlier run"):
         resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
     resumed = make_trainer(**options, output_dir=str(tmp_path / "third"))
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
@@ -291,7 +292,7 @@ def test_an_adapter_of_an_earlier_run_is_not_mixed_with_a_model(make_trainer, tm
     (tmp_path / "run").mkdir()
     for name in ("adapter_config.json", "adapter_model.safetensors", "manifest.json"):
         (tmp_path / "run" / name).write_text("{}")
-    with pytest.raises(ValueError, match=r"holds an earlier run .*adapter_config\.json"):
+    with pytest.raises(ValueError, match=r"contains an earlier run .*adapter_config\.json"):
         make_trainer(overwrite=False).train()
     trainer = make_trainer(overwrite=True)
     trainer.train()

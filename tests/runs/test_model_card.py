@@ -38,7 +38,7 @@ def test_the_card_says_what_the_agent_is_and_how_well_it_plays(trained):
     text = (folder / "README.md").read_text("utf-8")
     for wrong in ("[None]", "of None", "license", "time machine", "text-generation", str(folder.parent.parent)):
         assert wrong not in text.replace(str(folder), "")
-    assert "`tiny`, the model of a million parameters that ships with trl-gtr" in text
+    assert "`tiny`, the million-parameter model that ships with trl-gtr" in text
     assert "for the task **ezpoints**" in text
     assert text.count("An adapter that turns") == (kind == "adapter")
     after = f"{log['end_success']:.0%} [{log['end_success_low']:.0%}, {log['end_success_high']:.0%}]"
@@ -47,7 +47,7 @@ def test_the_card_says_what_the_agent_is_and_how_well_it_plays(trained):
     assert "corrector: expert; corrected" in text
     assert "cost: no paid calls" in text
     assert "wei2025gtr" in text
-    assert "![Curves of training](curves.png)" in text
+    assert "![Learning curves](curves.png)" in text
     assert Image.open(folder / "curves.png").width > 1000
 
 
@@ -105,7 +105,7 @@ def test_a_run_that_was_neither_evaluated_nor_corrected_has_a_card_too(tmp_path)
     card = model_card(agent(tmp_path))
     assert "It was not evaluated." in card.text
     assert "corrector: none (PPO alone)" in card.text
-    assert "a model that was built from scratch" in card.text
+    assert "a model built from scratch" in card.text
     assert "from toy import ColourTask" in card.text
     assert card.data.eval_results is None
 

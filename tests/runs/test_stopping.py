@@ -78,7 +78,7 @@ def test_a_run_that_saves_nothing_says_so(make_stopper, caplog):
     with pytest.raises(FloatingPointError, match=r"logits are not finite \(process 1\)"):
         stopper.stop_on_signal(2, [None, None], [None, "logits are not finite"])
     assert done == ["end"]
-    assert "Nothing is saved (save_strategy='no')" in caplog.text
+    assert "Nothing was saved (save_strategy='no')" in caplog.text
 
 
 def test_a_run_that_diverged_is_saved_and_named(make_stopper):

@@ -71,7 +71,7 @@ def text_only(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "argv", "message"),
     [
-        ("points24", ["--learning_rat", "1"], "no option `learning_rat`, as the command line has it: did you"),
+        ("points24", ["--learning_rat", "1"], "Unknown option `learning_rat` on the command line: did you"),
         ("points24", ["--total_env_step=5"], "did you mean `total_env_steps`?"),
         ("points24", ["--xyzzy", "5"], "`--help` lists the options"),
         ("points24", ["--num_envs", "many"], "argument --num_envs/--num-envs: invalid int value: 'many'"),
@@ -82,10 +82,10 @@ def text_only(tmp_path: Path) -> Path:
         ("points24", ["stray"], "stray"),
         ("points24", ["--task", "point24"], "did you mean 'points24'?"),
         ("points24", ["--task_options", '{"a": 1}'], "has no option a. Its options: env_kwargs, hands, cut, thoughts"),
-        ("points24", ["--hand", "pool"], "no option `hand`, as the command line has it: did you mean `hands`?"),
+        ("points24", ["--hand", "pool"], "Unknown option `hand` on the command line: did you mean `hands`?"),
         ("points24", ["--eval_tasks", "[1]"], "eval_tasks must be a dictionary of options"),
-        ("gym_cards", ["--eval_hands", "pool"], "There is no option `eval_hands`"),
-        ("alfworld", ["--hands", "pool"], "There is no option `hands`"),
+        ("gym_cards", ["--eval_hands", "pool"], "Unknown option `eval_hands`"),
+        ("alfworld", ["--hands", "pool"], "Unknown option `hands`"),
         ("points24", ["--hands", "many"], "There are no hands 'many': choose all, pool, unseen, solvable"),
         ("points24", ["--task", "nowhere:Task"], "There is no module 'nowhere': run from the folder that holds it"),
         ("points24", ["--task", "trl_gtr.tasks:make_tas"], "did you mean trl_gtr.tasks:make_task?"),
@@ -102,7 +102,7 @@ def text_only(tmp_path: Path) -> Path:
         ("gym_cards", ["--model_init_kwargs", "bfloat16"], "model_init_kwargs is not a JSON object"),
         ("gym_cards", ["--model_init_kwargs", '["bfloat16"]'], "model_init_kwargs must be a dictionary of options"),
         ("evaluate", ["--task", "alfworld", "--split", "unseen"], "split must be one of train, valid_seen"),
-        ("evaluate", ["--task", "points24", "--split", "train"], "There is no option `split`"),
+        ("evaluate", ["--task", "points24", "--split", "train"], "Unknown option `split`"),
         ("evaluate", ["--task", "blackjak"], "did you mean 'blackjack'?"),
         ("evaluate", ["--agent", "expert"], "did you mean `agents`?"),
         ("evaluate", ["--batch_size", "0"], "--batch_size must be at least 1"),
@@ -111,8 +111,8 @@ def text_only(tmp_path: Path) -> Path:
         ("evaluate", ["--episodes", "all"], "Task 'points24' deals at random"),
         ("points24", ["--eval_episodes", "some"], "`eval_episodes` must be a number or 'all'"),
         ("points24", ["--eval_episodes", "0"], "`eval_episodes` must be at least 1"),
-        ("evaluate", ["--output", "nowhere/x.json"], "there is no such folder"),
-        ("evaluate", ["--dtype", "foo"], "there is float32"),
+        ("evaluate", ["--output", "nowhere/x.json"], "the folder does not exist"),
+        ("evaluate", ["--dtype", "foo"], "choose one of float32"),
         ("evaluate", ["--agents", "openai:gpt-4o"], "set OPENAI_API_KEY"),
         ("sft", ["--output_dir", "x", "--tasks", "ezpoints=1", "--model_name_or_path", "build", "--use_peft"],
          "leave --use_peft out"),
@@ -124,7 +124,7 @@ def text_only(tmp_path: Path) -> Path:
         ("evaluate", ["--task", "nowhere:Task"], "There is no module 'nowhere'"),
         ("sft", ["--output_dir", "x", "--tasks", "pionts24=3"], "did you mean 'points24'?"),
         ("convert_llava", ["--source", "nowhere", "--output", "x"], "no config.json in nowhere"),
-        ("audit_corrector", ["--corrector", "none"], "nothing to audit"),
+        ("audit_corrector", ["--corrector", "none"], "can't be audited"),
         ("audit_corrector", ["--state", "3"], "did you mean `states`?"),
     ],
 )  # fmt: skip
@@ -140,8 +140,8 @@ def test_a_wrong_word_is_one_line(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("num_env: 8", "There is no option `num_env`, as {file} has it: did you mean `num_envs`?"),
-        ("- num_envs", "{file} must hold options as `name: value`"),
+        ("num_env: 8", "Unknown option `num_env` in {file}: did you mean `num_envs`?"),
+        ("- num_envs", "{file} must contain options as `name: value`"),
         ("num_envs: [8", "{file} is not valid YAML"),
         ("num_envs: eight", "invalid int value: 'eight'"),
     ],
@@ -282,7 +282,7 @@ def test_two_runs_are_not_mixed_in_one_folder(fails: Any, no_training: None, tmp
         folder.mkdir()
     (old / MANIFEST_FILE).touch()
     line = fails("gym_cards", "--output_dir", tmp_path)
-    assert "holds an earlier run" in line
+    assert "contains an earlier run" in line
     assert "--overwrite" in line
     assert "--resume_from_checkpoint true" in line
     launch.check_output_dir(gtr_args(tmp_path, "--overwrite"), make_task("ezpoints"))
@@ -290,19 +290,21 @@ def test_two_runs_are_not_mixed_in_one_folder(fails: Any, no_training: None, tmp
     output_folder.remove_earlier_run(tmp_path)
     assert list(tmp_path.iterdir()) == [foreign]  # only what a run writes is removed
     old.mkdir()
-    with pytest.raises(ValueError, match="checkpoint-3 is not a checkpoint of this trainer, so it isn't overwritten"):
+    with pytest.raises(
+        ValueError, match="checkpoint-3 is not a checkpoint of this trainer, so it won't be overwritten"
+    ):
         launch.check_output_dir(gtr_args(tmp_path, "--overwrite"), make_task("ezpoints"))
 
 
 def test_a_folder_that_cannot_be_made(fails: Any, no_training: None, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert "can't be made" in fails("gym_cards", "--output_dir", tmp_path / "file" / "run")
+    assert "Can't create the output folder" in fails("gym_cards", "--output_dir", tmp_path / "file" / "run")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_without_permission(fails: Any, tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    assert "can't be made (Permission denied)" in fails("gym_cards", "--output_dir", tmp_path / "run")
+    assert "run (Permission denied)" in fails("gym_cards", "--output_dir", tmp_path / "run")
     assert "No permission to write" in fails("gym_cards", "--output_dir", tmp_path)
 
 
@@ -325,7 +327,7 @@ def agent(tmp_path: Path) -> Path:
 
 def test_a_checkpoint_of_another_task_is_not_resumed(fails: Any, no_training: None, agent: Path) -> None:
     line = fails("points24", "--output_dir", agent.parent, "--resume_from_checkpoint", "true")
-    assert f"{agent} is of a run on 'ezpoints', not on 'points24': resume it on 'ezpoints', or start a new run" in line
+    assert f"{agent} is from a run on 'ezpoints', not 'points24': resume it on 'ezpoints', or start a new run" in line
     args = gtr_args(agent.parent, "--resume_from_checkpoint", str(agent))
     launch.check_output_dir(args, make_task("ezpoints"))
     assert saved_task(agent) == "ezpoints"

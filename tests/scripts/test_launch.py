@@ -70,14 +70,14 @@ def test_one_line_for_each_option_and_all_of_them_on_the_second_level(capsys: py
     [
         (
             ["train", "--num_env", "5"],
-            "There is no option `num_env`, as the command line has it: did you mean `num_envs`?",
+            "Unknown option `num_env` on the command line: did you mean `num_envs`?",
         ),
         (["train", "--num_proceses", "2"], "did you mean `num_processes`?"),
         (["train", "--task", "point24"], "There is no task 'point24'; did you mean 'points24'?"),
         (["train", "--config", "nowhere.yaml"], "nowhere.yaml can't be read"),
         (["evaluate", "--handz", "pool"], "did you mean `hands`?"),
-        (["tain"], "There is no command `tain`: did you mean `trl-gtr train`?"),
-        ([], "Name a command: commands: train, evaluate, report, plan, check."),
+        (["tain"], "Unknown command `tain`: did you mean `trl-gtr train`?"),
+        ([], "Missing command: commands: train, evaluate, report, plan, check."),
     ],
 )
 def test_a_typo_needs_no_torch(argv: list[str], message: str, tmp_path: Path) -> None:
@@ -109,7 +109,9 @@ def test_an_option_of_the_launcher_in_the_file(tmp_path: Path, capsys: pytest.Ca
     file.write_text("num_processes: 2\n")
     with pytest.raises(SystemExit):
         cli.main(["train", "--config", str(file)])
-    assert "num_processes is for accelerate's launcher, so give it on the command line." in capsys.readouterr().err
+    assert (
+        "num_processes is an option of accelerate's launcher: give it on the command line." in capsys.readouterr().err
+    )
 
 
 @pytest.fixture

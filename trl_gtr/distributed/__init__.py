@@ -1,1 +1,1 @@
-"""Several processes, signals, and the bridge to TRL's PPO trainer."""
+"""Multiple processes, signals, and the bridge to TRL's PPO trainer."""

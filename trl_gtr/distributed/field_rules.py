@@ -1,6 +1,6 @@
-"""Rules for the fields of a configuration: ranges, what a resumed run must share, what is refused.
+"""Rules for config fields: valid ranges, what a resumed run must share, and which fields are rejected.
 
-The fields of `GTRConfig` carry theirs in their metadata. Those that it inherits can't, and have them here.
+`GTRConfig`'s own fields have their rules in their metadata; rules for inherited fields are here.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Rule:
-    """What holds for a field.
+    """Rules for one field.
 
     Args:
-        resume: "same": a resumed run must have the value of its checkpoint. "free": it may change.
-        at_least, above, at_most, below: The range.
-        choices: The values that are allowed; those of a `Literal` needn't be listed.
-        optional: `None` is allowed; a type that says so needn't be marked.
-        advice: Follows the error for a value that isn't allowed.
-        instead: The field is refused: what to set instead, or "nothing: " and why.
+        resume: "same": a resumed run must keep the checkpoint's value. "free": it may change.
+        at_least, above, at_most, below: The valid range.
+        choices: The allowed values; not needed for a `Literal`.
+        optional: `None` is allowed; not needed if the type says so.
+        advice: Appended to the error for an invalid value.
+        instead: The field is rejected: what to set instead, or "nothing: " and why.
     """
 
     resume: Literal["same", "free"] = "free"
@@ -53,7 +53,7 @@ class Rule:
 
 
 class FieldMetadata(dict[str, Any]):
-    """Help and rule of a field. `HfArgumentParser` hands a copy of it to argparse, which has no use for the rule."""
+    """Help and rule of a field. `HfArgumentParser` passes a copy to argparse, which must not get the rule."""
 
     def copy(self) -> dict[str, Any]:
         return {"help": self["help"]}
@@ -114,4 +114,4 @@ INHERITED: dict[str, Rule] = {
         }.items()
     },
 }
-"""Of fields that `PPOConfig` and `TrainingArguments` declare."""
+"""Rules for fields declared by `PPOConfig` and `TrainingArguments`."""

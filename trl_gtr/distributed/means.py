@@ -1,4 +1,4 @@
-"""Sums and counts → exact means over micro-batches and processes. A mean of means would weigh them wrongly."""
+"""Exact means over micro-batches and processes, from sums and counts. A mean of means would be weighted wrongly."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 
 
 class Means:
-    """Named running means, and maxima, that can be added up over processes."""
+    """Named running means and maxima that can be combined over processes."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}
         self._maxima: dict[str, float] = {}
 
     def add(self, name: str, values: torch.Tensor | Iterable[float] | float, weight: float = 1.0) -> None:
-        """Count each of `values`, once or by a `weight`."""
+        """Add `values`, each with this `weight`."""
         if isinstance(values, torch.Tensor):
-            # on the CPU, for Apple's GPUs know no float64
+            # on the CPU, since Apple's GPUs don't support float64
             total, count = float(values.detach().cpu().double().sum()), values.numel()
         else:
             items = [float(value) for value in values] if isinstance(values, Iterable) else [float(values)]
@@ -31,10 +31,10 @@ class Means:
         self._maxima[name] = max(value, self._maxima.get(name, value))
 
     def reduce(self, gather: Callable[[Any], list[Any]] = lambda own: [own]) -> dict[str, float]:
-        """The means over all processes; a name that counted nothing anywhere is left out.
+        """Means over all processes, without names that have no values.
 
         Args:
-            gather: Gives every process's value for one's own.
+            gather: All-gathers a value from every process.
         """
         states = gather((self._sums, self._maxima))
         total = Means()

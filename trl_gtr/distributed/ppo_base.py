@@ -1,7 +1,7 @@
-"""Which PPO trainer this library extends: TRL's own where the installed TRL has one, else ours of the same interface.
+"""Selects the PPO trainer to extend: TRL's if the installed TRL has one, otherwise ours with the same interface.
 
-TRL removed `trl.experimental.ppo` in 1.13. Both modules that are chosen from here give the same four names, so nothing
-else in this library knows which TRL is installed.
+TRL removed `trl.experimental.ppo` in 1.13. Both modules export the same four names, so the rest of the library needn't
+know which TRL is installed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import warnings
 def trl_has_ppo() -> bool:
     """Whether the installed TRL still ships `trl.experimental.ppo`."""
     with warnings.catch_warnings():
-        # TRL warns that its experimental API may change. This file is our answer to that, so users needn't see it.
+        # TRL warns that its experimental API may change. This file handles that, so users needn't see the warning.
         warnings.filterwarnings("ignore", message=".*trl.experimental.*")
         return importlib.util.find_spec("trl.experimental.ppo") is not None
 

@@ -1,7 +1,7 @@
-"""PPO's trainer and configuration over TRL's base classes, for TRL 1.13 and newer, which ship none.
+"""PPO trainer and config on top of TRL's base classes, for TRL 1.13 and newer, which have none.
 
-The interface is that of TRL 1.12's `PPOTrainer` as far as this library uses it. Unlike that one it runs
-`transformers.Trainer`'s own constructor, so whatever `Trainer` comes to rely on is there.
+The interface is the part of TRL 1.12's `PPOTrainer` that this library uses. Unlike TRL's, it calls
+`transformers.Trainer`'s constructor, so everything `Trainer` relies on is there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trl.trainer.base_config import _BaseConfig
 from trl.trainer.base_trainer import _BaseTrainer
 
 RANK_SEED_STRIDE = 100_003
-"""Apart from each other by this, the ranks' random numbers don't overlap; TRL 1.12 takes the same."""
+"""Seed offset between ranks; the same as in TRL 1.12."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class PPOConfig(_BaseConfig):
     )
     model_adapter_name: str | None = field(default=None, metadata={"help": "Name of the trained adapter."})
 
-    # Unused here. They exist so that a TRL 1.12 configuration gets the same explanation on every version. (Its
+    # Unused here. They exist so that a TRL 1.12 config gets the same error on every version. (Its
     # `world_size` doesn't: a field of that name would hide the property of `TrainingArguments`.)
     dataset_num_proc: int | None = None
     num_mini_batches: int = 1
@@ -78,14 +78,14 @@ class PPOConfig(_BaseConfig):
 
 
 class PPOTrainer(_BaseTrainer):
-    """Trains what [`PPOTrainer.make_module`] makes of a policy; the loop is the subclass's.
+    """Trains the module built by [`PPOTrainer.make_module`]; subclasses provide the training loop.
 
     Args:
         args: The hyper-parameters.
         model: The policy.
         processing_class: Its processor.
-        callbacks: Further `TrainerCallback`s.
-        optimizers: Optimizer and scheduler, made from `args` if left out.
+        callbacks: Additional `TrainerCallback`s.
+        optimizers: Optimizer and scheduler, created from `args` by default.
         peft_config: Train an adapter instead of the model.
     """
 
@@ -112,12 +112,12 @@ class PPOTrainer(_BaseTrainer):
             super().__init__(
                 model=self.make_module(self.policy_model, args),
                 args=args,
-                eval_dataset=[],  # evaluation plays episodes; without a dataset `Trainer` would refuse `eval_strategy`
+                eval_dataset=[],  # evaluation plays episodes, but `eval_strategy` requires a dataset
                 processing_class=processing_class,
                 callbacks=callbacks,
                 optimizers=optimizers,
             )
-        # `Trainer` has written its own setting into the model's config, with which it would be saved.
+        # Undo `Trainer`'s change to the model's config, which would be saved.
         if use_cache is None:
             del config.use_cache
         else:
@@ -132,19 +132,19 @@ class PPOTrainer(_BaseTrainer):
         self._prepare()
 
     def make_module(self, policy: Any, args: Any) -> nn.Module:
-        """What is trained: the policy, alone or as a part of it."""
+        """Build the module to train: the policy, or a module that contains it."""
         raise NotImplementedError
 
     def make_reference(self, args: Any) -> Any:
-        """A frozen copy of the starting policy where a KL penalty needs one; an adapter has its own way."""
+        """A frozen copy of the starting policy, if the KL penalty needs one; adapters don't."""
         if args.kl_coef == 0 or self.is_peft_model:
             return None
         if is_deepspeed_zero3_enabled():
-            raise ValueError("`kl_coef` needs a copy of the whole model, which ZeRO-3 splits: train an adapter.")
+            raise ValueError("`kl_coef` needs a copy of the full model, which ZeRO-3 shards: train an adapter.")
         return copy.deepcopy(self.policy_model).eval().requires_grad_(False)
 
     def create_accelerator_and_postprocess(self) -> None:
-        """One that divides by the accumulation steps in `backward`, which `Trainer`'s leaves to its own loop."""
+        """Create an accelerator whose `backward` divides by the accumulation steps, as `Trainer`'s loop would."""
         self.accelerator = Accelerator(
             gradient_accumulation_steps=self.args.gradient_accumulation_steps,
             mixed_precision=self.args.mixed_precision,
@@ -154,11 +154,11 @@ class PPOTrainer(_BaseTrainer):
         self.is_fsdp_enabled = getattr(self.accelerator.state, "fsdp_plugin", None) is not None
 
     def _prepare(self) -> None:
-        """Optimizer, scheduler, and whatever the launcher wraps around the module."""
+        """Create optimizer and scheduler, and wrap the module as the launcher requires."""
         args = self.args
         self.create_optimizer_and_scheduler(num_training_steps=args.num_updates)
         plugin = getattr(self.accelerator.state, "deepspeed_plugin", None)
-        if plugin is not None:  # DeepSpeed would ask a dataloader, and there is none
+        if plugin is not None:  # DeepSpeed would get it from a dataloader, but there is none
             plugin.deepspeed_config["train_micro_batch_size_per_gpu"] = args.per_device_train_batch_size
         torch.manual_seed(args.seed)
         self.model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
@@ -178,7 +178,7 @@ PPOBase = PPOTrainer
 
 @contextmanager
 def environment_from(args: Any) -> Iterator[None]:
-    """An Accelerator believes the environment before its arguments: say there what `args` ask for."""
+    """Set environment variables from `args`, since `Accelerator` prefers them over its arguments."""
     wanted = {
         "ACCELERATE_MIXED_PRECISION": args.mixed_precision,
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": str(args.gradient_accumulation_steps),

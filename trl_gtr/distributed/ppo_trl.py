@@ -1,6 +1,6 @@
-"""TRL 1.12's PPO trainer, fed with stand-ins for what only its own loop needs: the last TRL that ships one.
+"""TRL 1.12's PPO trainer (the last one), with stubs for what only its own training loop needs.
 
-To give up TRL 1.12, delete this file and the branch in `ppo_base.py` that imports it.
+To drop TRL 1.12, delete this file and the branch in `ppo_base.py` that imports it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["OnlineTrainerState", "PPOBase", "PPOConfig", "PPOTrainer"]
 
 
 class _ValueStandIn(nn.Module):
-    """Passes for a value model while the parent wraps it; the real module takes its place at once."""
+    """Placeholder value model while the parent wraps it; replaced by the real module right away."""
 
     base_model_prefix = "trunk"
 
@@ -33,7 +33,7 @@ class _ValueStandIn(nn.Module):
 
 
 class _FrozenStandIn(nn.Module):
-    """Passes for the reward model and, where no KL is asked for, the reference model: one frozen number."""
+    """Placeholder reward model and, without a KL penalty, reference model: one frozen number."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class _FrozenStandIn(nn.Module):
 
 
 class _SizedDataset(torch.utils.data.Dataset):
-    """Passes for the train dataset. The environments are the data."""
+    """Placeholder train dataset; the data come from the environments."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -55,9 +55,9 @@ class _SizedDataset(torch.utils.data.Dataset):
 
 
 class PPOBase(PPOTrainer):
-    """`PPOTrainer` with the interface of `ppo_own.PPOTrainer`: no reward model, no dataset, a module of one's own."""
+    """`PPOTrainer` with the interface of `ppo_own.PPOTrainer`: no reward model, no dataset, a custom module."""
 
-    # The parent never runs `Trainer.__init__`; these are what its methods read from there.
+    # The parent never calls `Trainer.__init__`, but its methods need these attributes.
     is_distributed_loading_by_transformers = False
     is_fsdp_xla_v1_enabled = False
     label_names: list[str] = []  # noqa: RUF012
@@ -77,7 +77,7 @@ class PPOBase(PPOTrainer):
                 args=args,
                 processing_class=processing_class,
                 model=model,
-                # With kl_coef the parent makes the reference (a copy, or the model with its adapter off).
+                # With kl_coef, the parent creates the reference (a copy, or the model with its adapter disabled).
                 ref_model=None if args.kl_coef > 0 else _FrozenStandIn(model.config),
                 reward_model=_FrozenStandIn(model.config),
                 train_dataset=_SizedDataset(args.per_device_train_batch_size * args.gradient_accumulation_steps),
@@ -93,10 +93,10 @@ class PPOBase(PPOTrainer):
         args.total_episodes = None
 
     def make_module(self, policy: Any, args: Any) -> nn.Module:
-        """What is trained: the policy, alone or as a part of it."""
+        """Build the module to train: the policy, or a module that contains it."""
         raise NotImplementedError
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Called by the parent before `accelerator.prepare`: the one moment to put our module in."""
+        """Called by the parent before `accelerator.prepare`, the only chance to insert our module."""
         self.model = self.make_module(self.policy_model, self.args)
         super().create_optimizer_and_scheduler(num_training_steps=self.args.num_updates)

@@ -1,6 +1,6 @@
-"""What the processes of one run say to each other: sums, gradients, and a barrier that names who is late.
+"""Communication between the processes of a run: sums, gradients, and a barrier that names missing ranks.
 
-Small things go over a gloo group of their own: it can tell which process is missing, which NCCL can't.
+Small messages use a separate gloo group, which, unlike NCCL, can tell which process is missing.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from torch import Tensor, nn
 logger = logging.getLogger(__name__)
 
 _BUCKET = 2**25
-"""Numbers that travel in one collective."""
+"""Elements per collective."""
 
 
 class Processes:
-    """All processes of the run, seen from one of them. Every method must be called by all.
+    """All processes of the run. Every method must be called on all of them.
 
     Args:
-        accelerator: Of the trainer.
-        timeout: Seconds after which a process that is missing at a barrier ends the run (`ddp_timeout`).
+        accelerator: The trainer's accelerator.
+        timeout: Seconds to wait at a barrier before the run fails (`ddp_timeout`).
     """
 
     def __init__(self, accelerator: Accelerator, timeout: float) -> None:
@@ -42,7 +42,7 @@ class Processes:
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
 
     def gather(self, value: Any) -> list[Any]:
-        """Everybody's `value`, in the order of the ranks."""
+        """The `value` of every process, in rank order."""
         values = [value]
         if self.world_size > 1:
             values = [None] * self.world_size
@@ -53,7 +53,7 @@ class Processes:
         return sum(self.gather(number))
 
     def barrier(self, occasion: str) -> float:
-        """Wait for everybody; seconds that it took. Names those who are missing after the time-out."""
+        """Wait for all processes and return the seconds waited. A time-out error names the missing ranks."""
         start = time.perf_counter()
         if self.world_size > 1:
             try:
@@ -61,22 +61,22 @@ class Processes:
             except RuntimeError as error:
                 raise RuntimeError(
                     f"Process {self.rank} waited {self.timeout:g} s for the others at the end of the {occasion}: "
-                    f"{error} Look at what they do, lower `rollout_timeout` or raise `ddp_timeout`."
+                    f"{error} Check what they are doing, lower `rollout_timeout` or raise `ddp_timeout`."
                 ) from error
         return time.perf_counter() - start
 
     @contextmanager
     def raise_on_all_ranks(self, what: str, advice: str) -> Iterator[None]:
-        """An error in here on any process is an `OSError` on all of them, so that none waits for the one that failed.
+        """Turn an error on any process into an `OSError` on all, so that none waits for the one that failed.
 
         Args:
-            what: What has not worked, for the message.
-            advice: What to do, behind it.
+            what: What failed, for the message.
+            advice: What to do about it.
         """
         error: Exception | None = None
         try:
             yield
-        except Exception as failure:  # a full disk has many names: OSError, SafetensorError, RuntimeError
+        except Exception as failure:  # a full disk can raise OSError, SafetensorError or RuntimeError
             error = failure
         faults = self.gather(repr(error) if error else None)
         if any(faults):
@@ -84,7 +84,7 @@ class Processes:
             raise OSError(f"{what} ({listed}). {advice}") from error
 
     def check_on_first(self, check: Callable[[], None]) -> None:
-        """Run a check on the first process only; the `ValueError` that it may raise is raised on all."""
+        """Run a check on rank 0 only; if it raises a `ValueError`, raise it on all ranks."""
         fault: str | None = None
         if self.rank == 0:
             try:
@@ -96,7 +96,7 @@ class Processes:
             raise ValueError(fault)
 
     def share_weights(self, module: nn.Module) -> None:
-        """Give every process the weights of the first, so that they start alike whatever made them."""
+        """Broadcast rank 0's weights, so that all processes start the same."""
         if self.world_size == 1 or self.deepspeed:
             return
         for bucket in _buckets(tensor.detach() for tensor in (*module.parameters(), *module.buffers())):
@@ -105,10 +105,10 @@ class Processes:
             _scatter(flat, bucket)
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Put the mean of all processes' gradients into each one's.
+        """Average the gradients over all processes.
 
-        In one go at the end of a mini-batch, not by DDP's hooks during the backward pass: those expect each backward
-        pass to follow one forward pass and to reach every parameter, and neither is so here.
+        Done once at the end of a mini-batch instead of by DDP's hooks during the backward pass: those expect each
+        backward pass to follow one forward pass and to reach every parameter, and neither holds here.
         """
         if self.world_size == 1 or self.deepspeed:
             return
@@ -120,13 +120,13 @@ class Processes:
 
 
 def _scatter(flat: Tensor, bucket: Sequence[Tensor]) -> None:
-    """Write what was sent in one piece back into its tensors."""
+    """Copy a flat buffer back into its tensors."""
     for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
         tensor.copy_(part.view_as(tensor))
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """In order, each bucket of one dtype and not much larger than `_BUCKET`."""
+    """Group tensors, in order, into buckets of one dtype and about `_BUCKET` elements."""
     bucket: list[Tensor] = []
     size = 0
     for tensor in tensors:

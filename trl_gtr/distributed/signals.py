@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as something that a run notices at a good moment."""
+"""Defers SIGTERM and SIGINT until the run can stop cleanly."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from types import FrameType
 from typing import Any
 
 _ECHO = 5.0
-"""Seconds in which a second signal is the first one's echo: a launcher passes on what a terminal or a scheduler has
-already sent to everybody."""
+"""Seconds during which a second signal is ignored as a duplicate: launchers forward signals that the terminal or
+scheduler has already sent to every process."""
 
 
 class StopSignals:
-    """While open, the first SIGTERM or SIGINT is noted in `received` and the process goes on. A later second one does
-    what it always did: a run that doesn't come to its good moment can still be ended."""
+    """While active, the first SIGTERM or SIGINT is only recorded in `received`. A later second one has its usual
+    effect, so a run that hangs can still be killed."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -23,7 +23,7 @@ class StopSignals:
         self._noted_at = 0.0
 
     def __enter__(self) -> StopSignals:
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers only there
             self._before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
         return self
 

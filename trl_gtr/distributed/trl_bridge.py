@@ -1,8 +1,8 @@
-"""Where the PPO trainer that `ppo_base` chose meets a policy and a value head on one shared trunk.
+"""Connects the PPO trainer from `ppo_base` to a policy and value head with a shared trunk.
 
-[`PPOBridge`] makes the one module that is trained, and its optimizer; it saves the policy as an ordinary
-`from_pretrained` folder, under DDP and DeepSpeed too.
-`tests/distributed/test_trl_bridge.py` holds the contract with TRL and transformers that these lines rely on.
+[`PPOBridge`] builds the trained module and its optimizer, and saves the policy as an ordinary `from_pretrained`
+folder, also under DDP and DeepSpeed.
+`tests/distributed/test_trl_bridge.py` tests the assumptions made here about TRL and transformers.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .ppo_base import OnlineTrainerState, PPOBase
 
 
 class TrainedModule(PolicyWithValue):
-    """Policy and value head (or none) as one module, so that DDP and DeepSpeed see one forward with all parameters.
+    """Policy and optional value head as one module, so that DDP and DeepSpeed see one forward with all parameters.
 
-    It takes the place of TRL's `PolicyAndValueWrapper`, which runs a second trunk for the value.
+    Replaces TRL's `PolicyAndValueWrapper`, which runs a second trunk for the value.
     """
 
     policy: Any
@@ -37,15 +37,15 @@ class TrainedModule(PolicyWithValue):
 
     def __init__(self, policy: Any, value_head: ValueHead | None, detach_value: bool) -> None:
         super().__init__(policy, value_head, detach_value)
-        self.config = policy.config  # read by DeepSpeed's and the hub's code
+        self.config = policy.config  # read by DeepSpeed and huggingface_hub
 
-    # TRL would turn checkpointing off around generation and on again behind it, each time with hooks of its own. A
-    # model in evaluation mode doesn't checkpoint anyway: tell it that there is nothing to turn off.
+    # TRL would turn checkpointing off for generation and on again afterwards, adding hooks each time. A model in eval
+    # mode doesn't checkpoint anyway, so report that there is nothing to turn off.
     is_gradient_checkpointing = False
 
 
 class PPOBridge(PPOBase):
-    """A PPO trainer over one module with a shared trunk. Its `train` is left to the subclass."""
+    """A PPO trainer for a module with a shared trunk. Subclasses implement `train`."""
 
     _whole_model: Any = None
     model: Any
@@ -57,7 +57,7 @@ class PPOBridge(PPOBase):
         self, args: Any, model: PreTrainedModel, value_head: ValueHead | None, processing_class: Any, **kwargs: Any
     ):
         self._value_head = value_head
-        # A fresh adapter that is off is the start of the run; one that was given, or begins elsewhere, is not.
+        # Disabling a new adapter gives the starting policy, unless it was passed in or doesn't start at the base.
         fresh = kwargs.get("peft_config")
         self._copies_start = args.kl_coef > 0 and not (fresh is not None and adapters.starts_at_base(fresh))
         super().__init__(args, model, processing_class, **kwargs)
@@ -70,18 +70,18 @@ class PPOBridge(PPOBase):
             adapters.add_reference(policy)
         silence_dropout(policy)
         if args.gradient_checkpointing:
-            # Non-reentrant: otherwise the policy's frozen parts (LoRA) cut the gradient.
+            # Non-reentrant, since frozen layers (LoRA) would otherwise stop the gradient.
             kwargs = {"use_reentrant": False, **(args.gradient_checkpointing_kwargs or {})}
             policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
         return TrainedModule(policy, self._value_head, detach_value=not args.value_gradient_to_trunk)
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
         plugin = getattr(self.accelerator.state, "deepspeed_plugin", None)
-        if plugin is not None:  # it clips by itself; nobody else tells it how much
+        if plugin is not None:  # DeepSpeed clips gradients itself; nothing else sets the norm
             plugin.deepspeed_config["gradient_clipping"] = self.args.max_grad_norm
         else:
-            # Without DDP's wrapper: gradients are averaged by `Processes`, and its buckets, as large as all gradients,
-            # would lie there unused. What `prepare` does for evaluation is the rest: device and mixed precision.
+            # Skip DDP's wrapper: `Processes` averages the gradients, and DDP's buckets, as large as all gradients,
+            # would go unused. Evaluation mode does only the rest: device and mixed precision.
             self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
         given = self.lr_scheduler
         if given is not None:
@@ -91,10 +91,10 @@ class PPOBridge(PPOBase):
             self.lr_scheduler = ScheduleWithValueHead(given)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """The parent's optimizer, with the value head's parameters in a group of their own learning rate."""
+        """The parent's optimizer, with a separate learning rate for the value head."""
         given, rate = self.optimizer, self.args.value_learning_rate
         head = [] if self._value_head is None else list(self._value_head.parameters())
-        if given is not None:  # made by the user, who has no value head to put into it
+        if given is not None:  # created by the user, without the value head
             _check_optimizer(given, self.policy_model)
             if head:
                 given.add_param_group({"params": head, **({"lr": rate} if rate is not None else {})})
@@ -106,13 +106,13 @@ class PPOBridge(PPOBase):
 
     @property
     def trained(self) -> TrainedModule:
-        """Our module, out of what DeepSpeed wrapped around it."""
+        """Our module, without DeepSpeed's wrapper."""
         return self.accelerator.unwrap_model(self.model if self._whole_model is None else self._whole_model)
 
     @contextmanager
     def _policy_as_model(self) -> Iterator[None]:
-        """The parent saves and describes `self.model`: show it the bare policy."""
-        if self._whole_model is not None:  # pushing to the hub, while saving, saves once more
+        """Make `self.model` the bare policy, for the parent to save and describe."""
+        if self._whole_model is not None:  # pushing to the Hub while saving saves again
             yield
             return
         policy = self.trained.policy
@@ -124,17 +124,17 @@ class PPOBridge(PPOBase):
 
     @property
     def network(self) -> Any:
-        """What is called to learn: DeepSpeed's engine, or our module (see `Processes`)."""
+        """The module to call in training: DeepSpeed's engine or our module (see `Processes`)."""
         return self.model if self.is_deepspeed_enabled else self.trained
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Policy (or adapter) as an ordinary `from_pretrained` folder, with the value head beside it."""
+        """Save the policy (or adapter) as an ordinary `from_pretrained` folder, plus the value head."""
         output_dir, value_head = output_dir or self.args.output_dir, self.value_head_state()
         if self.is_deepspeed_enabled:
             self._save_gathered(output_dir, _internal_call)
         else:
             with self._policy_as_model():
-                # Past TRL's own version, which looks for the policy on the wrapper and misses it under DDP.
+                # Bypass TRL's override, which looks for the policy on the wrapper and fails under DDP.
                 Trainer.save_model(self, output_dir, _internal_call)
         if self.args.should_save and value_head is not None:
             weights.save_value_head(output_dir, value_head)
@@ -143,14 +143,14 @@ class PPOBridge(PPOBase):
         if not self.is_peft_model:
             super()._save(output_dir, state_dict)
             return
-        # The parent would save every adapter, and one that isn't named "default" where no loader finds it.
+        # The parent would save every adapter, and put any not named "default" where loaders don't look.
         output_dir = output_dir or self.args.output_dir
         adapters.save_adapter(self.model, output_dir, state_dict)
         self.processing_class.save_pretrained(output_dir)
         torch.save(self.args, Path(output_dir, TRAINING_ARGS_NAME))
 
     def _save_gathered(self, output_dir: str, _internal_call: bool) -> None:
-        """The parents would save the engine's whole module, or look for the engine's settings on the policy."""
+        """The parents would save the engine's whole module, or expect its settings on the policy."""
         state = _below("policy", self.accelerator.get_state_dict(self.model))
         if self.args.should_save:
             with self._policy_as_model():
@@ -159,7 +159,7 @@ class PPOBridge(PPOBase):
                     self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     def value_head_state(self) -> dict[str, torch.Tensor] | None:
-        """`None` without a value head. To be asked on all processes; under ZeRO-3 each holds a part."""
+        """`None` without a value head. Call on all processes, since ZeRO-3 shards it."""
         head = self.trained.value_head
         if head is None:
             return None
@@ -171,7 +171,7 @@ class PPOBridge(PPOBase):
         return head.state_dict()
 
     def load_checkpoint(self, checkpoint: str) -> None:
-        """What `_save_checkpoint` wrote except the random states: weights, optimizer, schedule, counters."""
+        """Load what `_save_checkpoint` wrote, except random states: weights, optimizer, schedule, counters."""
         if self.is_deepspeed_enabled:
             deepspeed_load_checkpoint(self.model_wrapped, checkpoint, load_module_strict=not self.is_peft_model)
         else:
@@ -181,7 +181,7 @@ class PPOBridge(PPOBase):
         self._load_optimizer_and_scheduler(checkpoint)
         self._load_scaler(checkpoint)
         if isinstance(self.lr_scheduler, LambdaLR):
-            # This run's schedule, which is another one if the run was made longer.
+            # Use this run's schedule, which differs from the saved one if the run was extended.
             for group, base, factor in zip(
                 self.optimizer.param_groups, self.lr_scheduler.base_lrs, self.lr_scheduler.lr_lambdas, strict=True
             ):
@@ -190,7 +190,7 @@ class PPOBridge(PPOBase):
         self._load_trainer_state(checkpoint)
 
     def _load_trainer_state(self, checkpoint: str) -> None:
-        """Counters, log history and the states of callbacks, as `Trainer` wrote them."""
+        """Load counters, log history and callback states, as saved by `Trainer`."""
         state = OnlineTrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
         state.is_local_process_zero = self.is_local_process_zero()
         state.is_world_process_zero = self.is_world_process_zero()
@@ -202,20 +202,20 @@ class PPOBridge(PPOBase):
                     setattr(callback, name, value)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        for callback in self.callback_handler.callbacks:  # those that were added after the trainer was made too
+        for callback in self.callback_handler.callbacks:  # including those added after construction
             if isinstance(callback, ExportableState):
                 self.state.stateful_callbacks.setdefault(type(callback).__name__, callback.state())
         super()._save_checkpoint(model, trial)
 
     @contextmanager
     def null_ref_context(self) -> Iterator[None]:
-        """The starting policy of a LoRA run: the same model with its adapter off, or as it was."""
+        """Activate the starting policy of a LoRA run: the adapter disabled, or as it was at the start."""
         with adapters.reference_active(self.trained.policy):
             yield
 
     @contextmanager
     def reference_network(self) -> Iterator[nn.Module]:
-        """The starting policy as a network: the adapter off, or the copy that the parent made."""
+        """The starting policy as a network: the adapter disabled, or the parent's copy."""
         if self.is_peft_model:
             with self.null_ref_context():
                 yield self.network
@@ -225,7 +225,7 @@ class PPOBridge(PPOBase):
 
 
 def _below(prefix: str, state: Any) -> dict[str, torch.Tensor]:
-    """The part of a state dict under `prefix`; nothing on the processes that hold none."""
+    """The part of a state dict under `prefix`; empty on processes without one."""
     return {
         name.removeprefix(f"{prefix}."): value
         for name, value in (state or {}).items()
@@ -234,9 +234,9 @@ def _below(prefix: str, state: Any) -> dict[str, torch.Tensor]:
 
 
 def silence_dropout(model: nn.Module) -> None:
-    """Turn off every dropout, the functional ones too: old and new log-probs must come from one distribution.
+    """Turn off all dropout: old and new log-probs must come from the same distribution.
 
-    `Dropout` modules (LoRA's are such) and the float attributes that attention layers hand to `F.dropout`.
+    Covers `Dropout` modules (LoRA's too) and the float attributes that attention layers pass to `F.dropout`.
     """
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -247,9 +247,9 @@ def silence_dropout(model: nn.Module) -> None:
 
 
 class ScheduleWithValueHead:
-    """A scheduler that was made before the value head's group joined its optimizer, as the last one.
+    """Wraps a scheduler created before the value head's parameter group was appended to its optimizer.
 
-    The scheduler goes on to see the groups that it was made for; the head's learning rate follows that of the first.
+    The scheduler still sees only its original groups; the head's learning rate follows that of the first.
     """
 
     def __init__(self, scheduler: LRScheduler) -> None:
@@ -286,21 +286,20 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, policy: nn.Module) -> Non
     trained = {weight for weight in policy.parameters() if weight.requires_grad}
     if not any(weight in trained for group in optimizer.param_groups for weight in group["params"]):
         raise ValueError(
-            "The given optimizer holds none of the weights that are trained. Make it from `model.parameters()` of the "
-            "very model that you pass; for an adapter make that with `get_peft_model` first, and leave `peft_config` "
-            "out."
+            "The given optimizer holds none of the weights that are trained. Create it from `model.parameters()` of "
+            "the model you pass; to train an adapter, call `get_peft_model` first and leave out `peft_config`."
         )
 
 
 def _check_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer | None) -> None:
     if isinstance(scheduler, ReduceLROnPlateau):
-        raise ValueError("ReduceLROnPlateau waits for a measure that nobody hands it here: use another scheduler.")
+        raise ValueError("ReduceLROnPlateau needs a metric, which is not available here: use another scheduler.")
     if scheduler.optimizer is not optimizer:
-        raise ValueError("The given scheduler is of another optimizer: pass the two as `optimizers`.")
+        raise ValueError("The given scheduler belongs to another optimizer: pass both as `optimizers`.")
 
 
 def _split_group(optimizer: torch.optim.Optimizer, parameters: set[nn.Parameter], lr: float) -> None:
-    """Move `parameters` into groups of their own with learning rate `lr`, other settings kept."""
+    """Move `parameters` into separate groups with learning rate `lr`, keeping other settings."""
     for group in list(optimizer.param_groups):
         moved = [p for p in group["params"] if p in parameters]
         if moved:

@@ -1,1 +1,1 @@
-"""What a run will need before it is started: sizes, memory, tokens, time and money, without a weight loaded."""
+"""Estimates a run's memory, tokens, time and cost before it starts, without loading any weights."""

@@ -1,4 +1,4 @@
-"""Graphics cards by name: what their makers' data sheets say."""
+"""GPU specifications from the vendors' data sheets."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from .estimate import GIB
 
 @dataclass(frozen=True)
 class Card:
-    """A graphics card."""
+    """A GPU."""
 
     memory: int
     """In bytes."""
     bf16_flops: float
-    """A second, of dense matrix products in bfloat16."""
+    """Per second, for dense matrix products in bfloat16."""
     fp32_flops: float
     """The same in float32, without TF32."""
     bandwidth: float
-    """Bytes a second between memory and processor."""
+    """Memory bandwidth in bytes per second."""
 
 
 def _card(gib: int, bf16_tflops: float, fp32_tflops: float, gb_per_second: float) -> Card:
@@ -41,5 +41,5 @@ CARDS = {
 def card_named(name: str) -> Card:
     known = {each.lower(): card for each, card in CARDS.items()}
     if name.lower() not in known:
-        raise ValueError(f"There is no card {name!r} in the table: choose one of {', '.join(CARDS)}.")
+        raise ValueError(f"Unknown card {name!r}: choose one of {', '.join(CARDS)}.")
     return known[name.lower()]

@@ -1,4 +1,4 @@
-"""One line of a plan: a number, and how it was made."""
+"""One line of a plan: a number and where it comes from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Unit = Literal["", "bytes", "FLOPs", "hours", "USD", "share"]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number of a plan."""
+    """One number in a plan."""
 
     name: str
     value: float | str
@@ -25,7 +25,7 @@ class Estimate:
         return {"name": self.name, "value": self.value, "unit": self.unit, "how": self.how}
 
     def __str__(self) -> str:
-        """The value for people."""
+        """The value in human-readable form."""
         if isinstance(self.value, str):
             return self.value
         if self.unit == "bytes":
@@ -43,12 +43,12 @@ class Estimate:
 
 
 def key(name: str) -> str:
-    """A name as programs write it: `KV cache` → `kv_cache`."""
+    """A name as a JSON key: `KV cache` → `kv_cache`."""
     return "_".join("".join(c if c.isalnum() else " " for c in name.lower()).split())
 
 
 def readable_bytes(count: float) -> str:
-    """As in "14.1 GiB"."""
+    """For example "14.10 GiB"."""
     if count >= GIB / 10:
         return f"{count / GIB:,.2f} GiB"
     return f"{count / 2**20:,.1f} MiB"

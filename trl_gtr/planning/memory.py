@@ -1,4 +1,4 @@
-"""What a process holds in its card's memory, part by part, while it acts and while it learns."""
+"""GPU memory of one process, part by part, while acting and while learning."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .skeleton import Skeleton, numbers, size
 from .work import Passes, Work
 
 RESERVE = 2 * GIB
-"""For the CUDA context, NCCL, temporary results and fragmentation. A guess; nothing here could measure it."""
-_ZERO_BUCKET = 500_000_000  # numbers; DeepSpeed's default
+"""For the CUDA context, NCCL, temporaries and fragmentation. A guess, not a measurement."""
+_ZERO_BUCKET = 500_000_000  # elements; DeepSpeed's default
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """How DeepSpeed divides a run; stage 0 is without it."""
+    """How DeepSpeed shards a run; stage 0 means without DeepSpeed."""
 
     stage: int = 0
     processes: int | None = None
@@ -29,7 +29,7 @@ class Sharding:
 
     @classmethod
     def read(cls, file: str | Path) -> Sharding:
-        """Out of a file for `accelerate launch --config_file`."""
+        """Read a file for `accelerate launch --config_file`."""
         try:
             content = yaml.safe_load(Path(file).read_text("utf-8"))
         except OSError as error:
@@ -37,7 +37,7 @@ class Sharding:
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ValueError(f"{file} is not valid YAML: {error}") from error
         if not isinstance(content, Mapping) or "distributed_type" not in content:
-            raise ValueError(f"{file} is not a configuration of accelerate: it has no `distributed_type`.")
+            raise ValueError(f"{file} is not an accelerate configuration: it has no `distributed_type`.")
         processes = int(content.get("num_processes", 1))
         if content["distributed_type"] == "FSDP":
             raise ValueError("FSDP is not supported: use DDP or DeepSpeed (examples/accelerate_configs).")
@@ -45,21 +45,21 @@ class Sharding:
             return cls(processes=processes)
         options: Mapping[str, Any] = content.get("deepspeed_config") or {}
         if "zero_stage" not in options:
-            raise ValueError(f"{file} doesn't state `zero_stage`, so nobody knows what is divided.")
+            raise ValueError(f"{file} doesn't set `zero_stage`, so it is unclear what is sharded.")
         offloads = options.get("offload_optimizer_device", "none") not in (None, "none")
         return cls(int(options["zero_stage"]), processes, offloads)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one process."""
+    """Memory of one process, in bytes."""
 
     lasting: list[Estimate]
-    """Held all the time."""
+    """Always allocated."""
     acting: list[Estimate]
     learning: list[Estimate]
     beside: list[Estimate]
-    """Not on the card: the other setting of checkpointing, and the host's memory."""
+    """Not counted: the other gradient-checkpointing setting, and host memory."""
 
     @property
     def peak_acting(self) -> float:
@@ -79,7 +79,7 @@ def memory(
     whole = []
     if sharding.stage == 3:
         weights = numbers(list(skeleton.module.parameters())) * (2 if work.args.bf16 else 4)
-        whole = [Estimate("gathered weights", weights, "bytes", "ZeRO-3: the whole model while acting")]
+        whole = [Estimate("gathered weights", weights, "bytes", "ZeRO-3: the full model while acting")]
     return Memory(
         lasting,
         [*whole, _kv_cache(skeleton, work, seen), *reserve],
@@ -102,16 +102,16 @@ def memory_section(found: Memory, available: float, where: str) -> list[Estimate
         Estimate("peak, acting", found.peak_acting, "bytes", f"lasting parts, {_names(found.acting)}"),
         Estimate("peak, learning", found.peak_learning, "bytes", f"lasting parts, {_names(found.learning)}"),
         Estimate("available", available, "bytes", where),
-        Estimate("verdict", verdict[0], "", f"{verdict[1]}: the larger peak against the memory"),
+        Estimate("verdict", verdict[0], "", f"{verdict[1]}: larger peak vs. available memory"),
     ]
 
 
 def _undivided(skeleton: Skeleton, work: Work, sharding: Sharding) -> tuple[list[Estimate], list[Estimate]]:
-    """Plain data-parallel processes: each holds everything."""
+    """Plain data parallelism: each process holds everything."""
     policy, head = skeleton.trained, skeleton.value_head
-    adam, how = 2 * size([*policy, *head]), "two moments for each trained number, in its type"
+    adam, how = 2 * size([*policy, *head]), "two moments per trained parameter, in its dtype"
     if work.clones and not work.joint:
-        adam, how = adam + 2 * size(policy), f"{how}; cloning has moments of its own"
+        adam, how = adam + 2 * size(policy), f"{how}; cloning has its own moments"
     found = [
         *([Estimate("weights", size(skeleton.frozen), "bytes", "counted; frozen")] if skeleton.lora_targets else []),
         Estimate("adapters" if skeleton.lora_targets else "weights", size(policy), "bytes", "counted; trained"),
@@ -120,12 +120,12 @@ def _undivided(skeleton: Skeleton, work: Work, sharding: Sharding) -> tuple[list
     ]
     if work.args.kl_coef > 0 and not skeleton.lora_targets:
         found.append(Estimate("reference", size(policy), "bytes", "kl_coef: a copy of the starting policy"))
-    gradients = Estimate("gradients", size([*policy, *head]), "bytes", "one for each trained number, in its type")
+    gradients = Estimate("gradients", size([*policy, *head]), "bytes", "one per trained parameter, in its dtype")
     return found, [gradients]
 
 
 def _divided(skeleton: Skeleton, work: Work, sharding: Sharding) -> tuple[list[Estimate], list[Estimate]]:
-    """DeepSpeed: the engine's copy in one type, float32 masters and moments divided over the processes."""
+    """DeepSpeed: the engine's weights in one dtype; float32 master weights and moments are sharded."""
     count, width = work.args.processes, 2 if work.args.bf16 else 4
     frozen, trained = numbers(skeleton.frozen), numbers([*skeleton.trained, *skeleton.value_head])
     parts = count if sharding.stage == 3 else 1
@@ -141,19 +141,19 @@ def _divided(skeleton: Skeleton, work: Work, sharding: Sharding) -> tuple[list[E
     parts = count if sharding.stage >= 2 else 1
     bucket = min(_ZERO_BUCKET, trained) * width
     return found, [
-        Estimate("gradients", trained * width / parts, "bytes", _over(f"{width} bytes a number", parts)),
-        Estimate("ZeRO bucket", bucket, "bytes", "DeepSpeed's default of 5e8 numbers, or all trained ones"),
+        Estimate("gradients", trained * width / parts, "bytes", _over(f"{width} bytes per parameter", parts)),
+        Estimate("ZeRO bucket", bucket, "bytes", "DeepSpeed's default of 5e8 elements, or all trained parameters"),
     ]
 
 
 def _activations(work: Work, passes: Passes, checkpointing: bool) -> Estimate:
-    """Of a micro-batch. A joint step keeps those of PPO and of cloning until its one backward pass."""
+    """For one micro-batch. A joint step keeps those of PPO and cloning until their shared backward pass."""
     count = 2 if work.joint and work.ppo_samples else 1
     kept, rows = passes.longest, work.args.per_device_train_batch_size
     how = f"traced: {'PPO and cloning, each ' if count == 2 else ''}{rows} of the longest prompts and responses"
     if checkpointing:
         value = count * kept.saved_with_checkpointing + kept.largest_layer
-        return Estimate("activations checkpointed", value, "bytes", f"{how}, one layer computed again")
+        return Estimate("activations checkpointed", value, "bytes", f"{how}, one layer recomputed")
     return Estimate("activations, all kept", count * kept.saved, "bytes", how)
 
 
@@ -171,7 +171,7 @@ def _feature_cache(work: Work, seen: Observations) -> Estimate:
     pictures = work.steps // args.processes
     needed, limit = pictures * seen.picture_bytes, args.feature_cache_gb * GIB
     enough = "all fit" if needed <= limit else f"{limit / needed:.0%} fit into feature_cache_gb"
-    how = f"in the host's memory: {pictures:,} pictures of {readable_bytes(seen.picture_bytes)}; {enough}"
+    how = f"in host memory: {pictures:,} pictures of {readable_bytes(seen.picture_bytes)}; {enough}"
     return Estimate("feature cache", min(needed, limit), "bytes", how)
 
 

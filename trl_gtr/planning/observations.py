@@ -16,8 +16,8 @@ from ..types import CorrectionRequest, Response
 
 
 def sample_states(task: Task, count: int, seed: int = 0) -> list[CorrectionRequest]:
-    """States along the expert's own episodes, each with its right thought. Where the expert knows nothing, the
-    episode is over."""
+    """States from the expert's episodes, each with its correct thought. An episode ends where the expert has no
+    answer."""
     env, episode = task.make_env(), 0
     requests: list[CorrectionRequest] = []
     while len(requests) < count:
@@ -33,27 +33,27 @@ def sample_states(task: Task, count: int, seed: int = 0) -> list[CorrectionReque
             image, _, terminated, truncated, info = env.step(task.to_env_action(response, info))
             ended = terminated or truncated
         if episode > 50 * count:
-            raise ValueError(f"The expert of task {task.name!r} has no answer to any of {episode} starts.")
+            raise ValueError(f"The expert of task {task.name!r} has no answer for any of {episode} starts.")
     env.close()
     return requests
 
 
 @dataclass(frozen=True)
 class Observations:
-    """Sampled states and how many tokens they take, the longest prompt first."""
+    """Sampled states and their token counts, longest prompt first."""
 
     requests: Sequence[CorrectionRequest]
     prompt_tokens: Sequence[int]
-    """Of the whole prompt, image tokens included."""
+    """Whole prompts, including image tokens."""
     image_tokens: int
-    """The most of any picture."""
+    """Maximum over all images."""
     response_tokens: Sequence[int]
-    """Of the expert's responses, end token included."""
+    """The expert's responses, including the end token."""
     picture_bytes: int
-    """The most that a processed picture takes in the feature cache."""
+    """Largest size of a processed image in the feature cache."""
 
     def rows(self, count: int) -> tuple[list[str], list[np.ndarray]]:
-        """Prompts and images of the `count` longest; they come again where there are fewer."""
+        """Prompts and images of the `count` longest, repeated if there are fewer."""
         chosen = [self.requests[i % len(self.requests)] for i in range(count)]
         return [each.prompt for each in chosen], [each.image for each in chosen]
 
@@ -63,7 +63,7 @@ class Observations:
 
 
 def observe(task: Task, policy: VLMPolicy, model: object, count: int = 64) -> Observations:
-    """Through the run's own processor and chat template."""
+    """Sample states and tokenize them with the run's own processor and chat template."""
     requests = sample_states(task, count)
     lengths = policy.encoder.lengths([each.prompt for each in requests], [each.image for each in requests])
     order = sorted(range(count), key=lambda i: -lengths[i])

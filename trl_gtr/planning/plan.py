@@ -1,4 +1,4 @@
-"""A run's plan: every section, made from the run's own settings, task and processor."""
+"""A run's full plan, computed from its settings, task and processor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .work import Passes, PlannedConfig, Speed, Work, run_section, update_sectio
 
 @dataclass(frozen=True)
 class Plan:
-    """Sections of estimates, in the order in which they are printed."""
+    """Sections of estimates, in printing order."""
 
     title: str
     sections: dict[str, list[Estimate]]
@@ -47,10 +47,10 @@ def make_plan(
     """Plan a run.
 
     Args:
-        speed: Of the card; `None` on a CPU, whose speed nobody knows.
-        available: Bytes of memory that a process has.
-        where: Whose memory that is.
-        sharding: How DeepSpeed divides the run; not at all if left out.
+        speed: Speed of the card; `None` on a CPU, where it is unknown.
+        available: Bytes of memory per process.
+        where: Describes that memory.
+        sharding: How DeepSpeed shards the run, if it does.
     """
     skeleton = build_skeleton(model_args, args.value_head_sizes, detach_value=not args.value_gradient_to_trunk)
     policy = VLMPolicy(
@@ -95,7 +95,7 @@ def model_section(skeleton: Skeleton) -> list[Estimate]:
     return [
         *found,
         Estimate("trained parameters", policy, "", built),
-        Estimate("trained share", share, "share", "of the policy's parameters, adapter included"),
+        Estimate("trained share", share, "share", "of the policy's parameters, including the adapter"),
         Estimate("value head", head, "", f"{built}; trained too"),
     ]
 
@@ -103,10 +103,12 @@ def model_section(skeleton: Skeleton) -> list[Estimate]:
 def token_section(seen: Observations, args: PlannedConfig) -> list[Estimate]:
     states, prompts, responses = len(seen.requests), seen.prompt_tokens, seen.response_tokens
     return [
-        Estimate("image", seen.image_tokens, "", f"the most of {states} real observations, by the model's processor"),
-        Estimate("prompt", sum(prompts) / states, "", "mean of the same, chat template and image included"),
+        Estimate("image", seen.image_tokens, "", f"maximum over {states} real observations, by the model's processor"),
+        Estimate("prompt", sum(prompts) / states, "", "mean over the same, including chat template and image"),
         Estimate("longest prompt", max(prompts), "", "of the same"),
         Estimate("response", sum(responses) / states, "", "mean of the expert's responses in these states"),
         Estimate("longest response", max(responses), "", "of the same"),
-        Estimate("response limit", args.max_completion_length, "", "max_completion_length, with which memory counts"),
+        Estimate(
+            "response limit", args.max_completion_length, "", "max_completion_length; memory is computed with it"
+        ),
     ]

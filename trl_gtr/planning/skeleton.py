@@ -1,4 +1,4 @@
-"""The run's model without its weights: built on the meta device from the checkpoint's config alone."""
+"""The run's model without weights, built on the meta device from the checkpoint's config."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ..policy.network import PolicyWithValue, ValueHead
 
 @dataclass(frozen=True)
 class Skeleton:
-    """Shapes and types of what is trained, with the real processor."""
+    """Shapes and dtypes of the trained model, with the real processor."""
 
     module: PolicyWithValue
-    """Policy, with its adapter, and value head; every tensor on the meta device."""
+    """Policy (with its adapter) and value head; all tensors on the meta device."""
     processor: Any
     config: Any
     lora_targets: Sequence[str]
-    """Names of the layers that get an adapter; empty where the whole model is trained."""
+    """Names of the layers with an adapter; empty if the full model is trained."""
 
     @property
     def frozen(self) -> list[nn.Parameter]:
@@ -35,7 +35,7 @@ class Skeleton:
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        """The policy's own, without the value head."""
+        """Trained parameters of the policy, without the value head."""
         return [weight for weight in self.module.policy.parameters() if weight.requires_grad]
 
     @property
@@ -45,15 +45,15 @@ class Skeleton:
 
     @property
     def base_parameters(self) -> int:
-        """Of the checkpoint, without adapter and value head."""
+        """Parameters of the checkpoint, without adapter and value head."""
         return numbers(self.frozen) if self.lora_targets else numbers(self.trained)
 
     def targets_by_part(self) -> dict[str, int]:
-        """How many layers get an adapter in the vision tower, the projector and the language model."""
+        """Number of adapted layers in the vision tower, the projector and the language model."""
         return dict(Counter(_part(name) for name in self.lora_targets))
 
     def kv_bytes_per_token(self, bytes_per_number: int) -> int:
-        """Keys and values of one token in all layers of the language model."""
+        """KV cache of one token, over all layers of the language model."""
         text = self.config.get_text_config()
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -61,7 +61,7 @@ class Skeleton:
 
 
 def build_skeleton(model_args: ModelConfig, value_head_sizes: Sequence[int], detach_value: bool) -> Skeleton:
-    """What `load_model` and the trainer would make, without weights.
+    """Build what `load_model` and the trainer would, without weights.
 
     Raises:
         ValueError: There is no such model, or its config is neither in a folder nor in the Hub's cache.
@@ -69,7 +69,7 @@ def build_skeleton(model_args: ModelConfig, value_head_sizes: Sequence[int], det
     if not model_args.model_name_or_path:
         raise ValueError("Which model? Set --model_name_or_path to a name, a folder, or `tiny`.")
     if get_quantization_config(model_args) is not None:
-        raise ValueError("A plan doesn't know the size of quantized weights: leave load_in_4bit and load_in_8bit out.")
+        raise ValueError("Plans don't support quantized weights: leave out load_in_4bit and load_in_8bit.")
     name = model_args.model_name_or_path
     if name in tiny_llava.VARIANTS:
         name = str(tiny_llava.path(name))

@@ -1,8 +1,8 @@
-"""One micro-batch through the run's own code, without weights, numbers or time: what autograd keeps and what it costs.
+"""Traces one micro-batch through the run's own code, without weights: what autograd saves, and FLOPs.
 
-Weights are fake tensors, which have a shape and a type and nothing else; inputs are real, so that the model finds its
-image tokens and tiles. Whatever touches a weight becomes fake. So the trace sees the very operations of the run:
-adapters, autocast's copies, the family's own way with images.
+Weights are fake tensors, with only a shape and a dtype. Inputs are real, so the model finds its image tokens and
+tiles; any operation on a weight gives a fake tensor. So the trace sees exactly the run's operations, including
+adapters, autocast copies and model-specific image handling.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from ..policy.network import PolicyWithValue
 from ..policy.scoring import VLMPolicy
 
 _CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-"""Torch's own registry leaves it out."""
+"""Missing from torch's FLOP registry."""
 _ATTENTION_BACKWARD = 2.5
-"""Of attention's forward pass: its backward pass makes five products instead of two."""
+"""Relative to the forward pass: attention's backward pass takes five matrix products instead of two."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """What one micro-batch costs."""
+    """The cost of one micro-batch."""
 
     flops: float
-    """Of the forward pass: matrix products, convolutions and attention (without the half that a causal mask saves)."""
+    """Forward pass: matrix products, convolutions and attention (ignoring what a causal mask saves)."""
     backward_flops: float
-    """A product for each factor that needs a gradient; frozen weights need none."""
+    """One product per factor that needs a gradient; frozen weights don't."""
     saved: int
-    """Bytes that autograd keeps for the backward pass, weights aside."""
+    """Bytes autograd saves for the backward pass, excluding weights."""
     saved_with_checkpointing: int
-    """The same where each layer keeps its input only …"""
+    """The same with gradient checkpointing, where each layer saves only its input."""
     largest_layer: int
-    """… and one layer at a time is computed again, which keeps this much."""
+    """Most bytes saved by a single layer when it is recomputed."""
     recomputed_flops: float
-    """The forward pass of all such layers."""
+    """Forward pass of all checkpointed layers."""
 
 
 def trace(
@@ -57,11 +57,11 @@ def trace(
     response_tokens: int,
     bf16: bool,
 ) -> Pass:
-    """Score responses of so many tokens to these prompts, as a PPO micro-batch does.
+    """Score responses of `response_tokens` tokens to these prompts, as a PPO micro-batch does.
 
     Args:
-        module: On the meta device. It is left as it was.
-        bf16: Autocast, as in the run.
+        module: On the meta device; left unchanged.
+        bf16: Use autocast, as in the run.
     """
     ids = np.full(response_tokens, policy.encode_response("0")[0])
     module.eval()  # no dropout, as in the run
@@ -78,19 +78,18 @@ def trace(
 
 
 class _Counter(TorchDispatchMode):
-    """Counts products as they are dispatched, and computes what is known without any weight."""
+    """Counts FLOPs as operations are dispatched, and really computes those that involve no weights."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.flops = self.backward_flops = self.recomputed_flops = 0.0
         self.largest_layer = 0
         self._weights = {weight.untyped_storage()._cdata for weight in module.parameters()}
-        # Storages by address, and held, so that no other gets the same one.
+        # Storages by address; holding them prevents address reuse.
         self._kept: dict[int, torch.UntypedStorage] = {}
         self._kept_with_checkpointing: dict[int, torch.UntypedStorage] = {}
-        self._open: list[
-            tuple[int, float]
-        ] = []  # of each layer that is under way: what was kept and counted before it
+        # For each layer being executed: bytes and FLOPs before it.
+        self._open: list[tuple[int, float]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -113,7 +112,7 @@ class _Counter(TorchDispatchMode):
         elif name in ("addmm", "baddbmm"):
             factors -= tensors[0].requires_grad  # the bias is added, not multiplied
         elif name == "convolution":
-            factors = min(factors, 2)  # input and weight; here too the bias is added
+            factors = min(factors, 2)  # input and weight; the bias is added here too
         self.flops += flops
         self.backward_flops += factors * flops
 
@@ -131,7 +130,7 @@ class _Counter(TorchDispatchMode):
 
     @contextmanager
     def layers(self, module: nn.Module) -> Iterator[None]:
-        """Find out what the layers that gradient checkpointing wraps keep and cost."""
+        """Measure the layers that gradient checkpointing wraps."""
         layers = [each for each in module.modules() if isinstance(each, GradientCheckpointingLayer)]
         handles = [each.register_forward_pre_hook(self._enter, with_kwargs=True) for each in layers]
         handles += [each.register_forward_hook(self._leave) for each in layers]
@@ -171,7 +170,7 @@ def _size(storages: dict[int, torch.UntypedStorage]) -> int:
 
 @contextmanager
 def _fake_weights(module: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
-    """Parameters and buffers as fake tensors that believe to be on the CPU, where autocast knows them."""
+    """Replace parameters and buffers by fake tensors on the CPU, so that autocast applies."""
     fakes: dict[int, torch.Tensor] = {}
     places: list[tuple[dict[str, Any], str]] = [
         (place, name) for each in module.modules() for place in (each._parameters, each._buffers) for name in place

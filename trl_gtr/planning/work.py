@@ -1,4 +1,4 @@
-"""How much a run does: updates, optimizer steps, tokens, floating-point operations, and so hours on a card."""
+"""The amount of work in a run: updates, optimizer steps, tokens, FLOPs, and hours on a card."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .trace import Pass
 
 @dataclass
 class PlannedConfig(GTRConfig):
-    """The run's own settings, for as many processes as it will have."""
+    """The run's settings, with the number of processes it will have."""
 
-    processes: int = field(default=1, metadata={"help": "Processes of the run, one for each card."})
+    processes: int = field(default=1, metadata={"help": "Number of processes, one per card."})
 
     def __post_init__(self) -> None:
-        # The machine that plans need not be the one that trains: what it lacks doesn't matter. float16 takes as much
+        # The planning machine may differ from the training one, so don't check its hardware. float16 takes as much
         # memory as bfloat16.
         half = bool(self.bf16 or self.fp16 or (self.bf16 is None and not self.use_cpu))
         self.__dict__.update(bf16=False, fp16=False)
@@ -33,54 +33,54 @@ class PlannedConfig(GTRConfig):
 
 @dataclass(frozen=True)
 class Work:
-    """What a run with these settings does at most: no epoch is cut short by `target_kl`."""
+    """Upper bounds for a run: no epoch is cut short by `target_kl`."""
 
     args: PlannedConfig
     clones: bool
-    """Thoughts are cloned, from the first update on."""
+    """Whether thoughts are cloned, from the first update on."""
 
     @property
     def joint(self) -> bool:
-        """PPO and cloning share their backward passes."""
+        """Whether PPO and cloning share their backward passes."""
         return self.clones and self.args.update_schedule == "joint"
 
     @property
     def steps(self) -> int:
-        """Environment steps of an update."""
+        """Environment steps per update."""
         return self.args.num_envs * self.args.rollout_steps
 
     @property
     def ppo_samples(self) -> int:
-        """Samples that PPO passes in an update."""
+        """PPO samples per update."""
         return self.args.num_ppo_epochs * self.steps if self.args.ppo_coef > 0 else 0
 
     @property
     def cloned_samples(self) -> int:
-        """Labels that cloning passes in an update."""
+        """Cloning samples per update."""
         if self.joint:
             return self.args.num_ppo_epochs * self.steps
         return self.args.cloning_steps * self.mini_batch if self.clones else 0
 
     @property
     def optimizer_steps(self) -> int:
-        """Of an update."""
+        """Per update."""
         passes = max(self.ppo_samples, self.cloned_samples) if self.joint else self.ppo_samples + self.cloned_samples
         return passes // self.mini_batch
 
     @property
     def scored_samples(self) -> int:
-        """Forward passes without gradient in an update: old log-probs, and the values of the last states."""
+        """Forward passes without gradient per update: old log-probs, and values of the last states."""
         return self.steps + self.args.num_envs
 
     @property
     def mini_batch(self) -> int:
-        """Samples behind an optimizer step, over all processes."""
+        """Samples per optimizer step, over all processes."""
         assert self.args.mini_batch_size is not None  # filled in by the config
         return self.args.mini_batch_size
 
 
 def update_section(work: Work, seen: Observations) -> list[Estimate]:
-    """What one update does."""
+    """Work in one update."""
     args, prompt, response = work.args, _mean(seen.prompt_tokens), _mean(seen.response_tokens)
     trained = work.ppo_samples + work.cloned_samples
     cut = f"mini-batch / ({args.per_device_train_batch_size} × {args.processes} processes)"
@@ -97,15 +97,15 @@ def update_section(work: Work, seen: Observations) -> list[Estimate]:
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast a card is believed to be."""
+    """Assumed speed of a card."""
 
     card: Card
     name: str
     bf16: bool
     utilisation: float
-    """Of the card's matrix products, while prompts are read, scored and learned."""
+    """Share of peak FLOPs while prefilling, scoring and training."""
     decoding_utilisation: float
-    """Of its bandwidth, while tokens are generated one by one."""
+    """Share of the memory bandwidth while decoding."""
 
     @property
     def flops(self) -> float:
@@ -118,7 +118,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Passes:
-    """Traced micro-batches of the longest prompts: with the longest response, and with a single token."""
+    """Traced micro-batches of the longest prompts, with the longest response and with a single token."""
 
     rows: int
     longest: Pass
@@ -126,12 +126,12 @@ class Passes:
     shortest: Pass
 
     def flops(self, response: float) -> float:
-        """Forward pass of one sample with so long a response, between the two that were traced."""
+        """Forward pass of one sample with a response of this length, interpolated between the two traces."""
         share = (response - 1) / max(1, self.response_tokens - 1)
         return (self.shortest.flops + share * (self.longest.flops - self.shortest.flops)) / self.rows
 
     def training_flops(self, response: float, checkpointing: bool) -> float:
-        """The same with its backward pass."""
+        """Forward and backward pass of one sample."""
         again = self.longest.recomputed_flops if checkpointing else 0.0
         factor = 1 + (self.longest.backward_flops + again) / self.longest.flops
         return factor * self.flops(response)
@@ -140,18 +140,18 @@ class Passes:
 def run_section(
     work: Work, seen: Observations, passes: Passes, skeleton: Skeleton, speed: Speed | None
 ) -> list[Estimate]:
-    """What the whole run does: FLOPs, and hours where the card is known."""
+    """Work in the whole run: FLOPs, and hours if the card is known."""
     args, response = work.args, _mean(seen.response_tokens)
     forward = passes.flops(response)
     training = passes.training_flops(response, bool(args.gradient_checkpointing))
-    updates, again = args.num_updates, ", layers computed again" if args.gradient_checkpointing else ""
+    updates, again = args.num_updates, ", layers recomputed" if args.gradient_checkpointing else ""
     scoring = updates * work.scored_samples * forward
     learning = updates * (work.ppo_samples + work.cloned_samples) * training
-    collecting = updates * work.steps * forward  # a token costs as much when it is generated as when it is read
+    collecting = updates * work.steps * forward  # decoding a token costs as much as prefilling it
     found = [
         Estimate("updates", updates, "", "total_env_steps / environment steps, rounded up"),
         Estimate("optimizer steps", updates * work.optimizer_steps, "", "at most: target_kl may stop an update early"),
-        Estimate("forward pass", forward, "FLOPs", "traced: a longest prompt with a mean response"),
+        Estimate("forward pass", forward, "FLOPs", "traced: the longest prompt with a mean response"),
         Estimate("training pass", training, "FLOPs", f"traced: forward, backward{again}"),
         Estimate(
             "all passes", collecting + scoring + learning, "FLOPs", "collecting, scoring, learning; all processes"
@@ -165,7 +165,7 @@ def run_section(
         "scoring": scoring / count / speed.flops / 3600,
         "learning": learning / count / speed.flops / 3600,
     }
-    reading = f"each token reads all weights at {speed.decoding_utilisation:.0%} of the bandwidth: assumed"
+    reading = f"each token reads all weights, at {speed.decoding_utilisation:.0%} of the bandwidth: assumed"
     notes = {"collecting": reading, "scoring": assumed, "learning": assumed}
     left_out = "without evaluations, checkpoints, slow environments, late corrections"
     return [
@@ -177,7 +177,7 @@ def run_section(
 
 
 def _collecting_seconds(work: Work, seen: Observations, passes: Passes, skeleton: Skeleton, speed: Speed) -> float:
-    """A vector step reads its prompts, then generates token by token until its longest response ends."""
+    """A vector step prefills its prompts, then decodes until its longest response ends."""
     args = work.args
     reading = args.num_envs / args.processes * passes.flops(1) / speed.flops
     token = size(list(skeleton.module.policy.parameters())) / speed.bandwidth

@@ -1,11 +1,11 @@
-"""From the folders of runs to one self-contained page: curves, episodes to look at, collapse, settings.
+"""Turns run folders into one self-contained page: curves, episodes, collapse, settings.
 
     from trl_gtr import write_report
 
     write_report(["runs/points24"])
 
-The page needs no network and no server. What a model has written reaches it only as escaped text and as JSON that a
-script puts in place as text; a content policy forbids every other script.
+The page needs no network and no server. Model output appears only as escaped text, or as JSON that the page's script
+inserts as text; a content security policy blocks all other scripts.
 """
 
 from .page import MAX_BYTES, watch_report, write_report

@@ -1,4 +1,4 @@
-"""What a run was: settings, versions, hardware, time by phase, what the corrector used, warnings."""
+"""A run's card: settings, versions, hardware, time by phase, corrector usage, warnings."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _progress(done: int, planned: int | None) -> str:
 
 
 def _count(parameters: int | None, trainable: int | None) -> str | None:
-    return None if parameters is None else f"{parameters:,}, of them trained {trainable or 0:,}"
+    return None if parameters is None else f"{parameters:,}, {trainable or 0:,} trained"
 
 
 def _number(value: float | None) -> str | None:

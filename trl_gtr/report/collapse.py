@@ -1,4 +1,4 @@
-"""The most repeated thoughts of a run's first and last updates, and in how many different states they were said."""
+"""The most repeated thoughts in a run's first and last updates, and in how many states they occurred."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ MOST_THOUGHTS = 6
 MOST_STATES = 4
 MOST_CHARACTERS = 400
 SHARE = 1 / 4
-"""How much of the run its first and its last part are."""
+"""Share of the run that counts as its first or last part."""
 
 
 def repeated_thoughts(runs: Sequence[Run], gallery: Gallery) -> list[dict[str, Any]]:
-    """The first and the last part of the runs, each with its commonest thoughts."""
+    """The first and last part of the runs, each with its most common thoughts."""
     updates = sorted({row["update"] for run in runs for row in run.rows})
     if not updates:
         return []
@@ -33,13 +33,13 @@ def _period(updates: Sequence[int], runs: Sequence[Run], gallery: Gallery) -> di
             if row["update"] in chosen:
                 said.setdefault(" ".join((row["thought_text"] or "").split()), []).append(row)
     steps = sum(map(len, said.values()))
-    commonest = sorted(said.items(), key=lambda item: (-len(item[1]), item[0]))[:MOST_THOUGHTS]
+    most_common = sorted(said.items(), key=lambda item: (-len(item[1]), item[0]))[:MOST_THOUGHTS]
     return {
         "first": updates[0],
         "last": updates[-1],
         "steps": steps,
         "distinct": len(said),
-        "thoughts": [_thought(text, rows, steps, gallery) for text, rows in commonest],
+        "thoughts": [_thought(text, rows, steps, gallery) for text, rows in most_common],
     }
 
 

@@ -1,6 +1,6 @@
-"""Curves as SVG by matplotlib, in the page's own colours, with the numbers behind them for the pointer and tables.
+"""Curves as SVG (by matplotlib) in the page's colours, with their values for tooltips and tables.
 
-Several runs of one label are one line, their mean, in a band from the lowest to the highest.
+Runs with the same label are drawn as one line, their mean, with a band from the lowest to the highest.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SERIES_COLOURS = 8
 MOST_POINTS = 300
 STYLES = ("-", "--", ":", "-.")
 MARKERS = ("o", "s", "^", "D", "v", "P")
-# matplotlib wants colours; the page replaces these by its own, which light and dark mode set.
+# Placeholder colours for matplotlib; the page replaces them by its light or dark mode colours.
 _INK, _GRID = "#010101", "#020202"
 _SIZE = (4.4, 2.5)
 _AXES = (0.11, 0.16, 0.87, 0.76)
@@ -47,29 +47,29 @@ _FORMAT: Any = {
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart: metrics by name, each with what the legend says of it."""
+    """One chart: metrics by name, each with its legend."""
 
     title: str
     metrics: Mapping[str, str]
     note: str = ""
     share: bool = False
-    """Values are shares: the axis shows percent from 0 to 100."""
+    """Values are shares, shown in percent from 0 to 100."""
     evaluated: str = ""
-    """What evaluations call the same measure: they are drawn as points with their intervals."""
+    """Name of the same metric in evaluations, which are drawn as points with intervals."""
 
 
 CURVES = (
     Panel(
         "Success",
-        {"episode/success": "in training", "episode/success_solvable": "of those that can be won"},
-        "of the episodes that ended in the update; dots: evaluations, with their 95 % interval",
+        {"episode/success": "in training", "episode/success_solvable": "winnable only"},
+        "of episodes that ended in the update; dots: evaluations with 95 % interval",
         share=True,
         evaluated="success",
     ),
-    Panel("Return", {"episode/return": "in training"}, "sum of raw rewards of an episode", evaluated="return"),
+    Panel("Return", {"episode/return": "in training"}, "sum of raw rewards per episode", evaluated="return"),
     Panel(
         "True thoughts",
-        {"thoughts/true": "every part true", "thoughts/reading": "picture read right"},
+        {"thoughts/true": "every part true", "thoughts/reading": "image read correctly"},
         "of all steps",
         share=True,
         evaluated="true_thoughts",
@@ -77,29 +77,29 @@ CURVES = (
     Panel(
         "Corrected thoughts",
         {"corrector/corrected": "corrected", "corrector/failed": "no answer"},
-        "of the steps that the corrector saw",
+        "of steps the corrector saw",
         share=True,
     ),
     Panel("Responses", {"response/valid": "valid format", "response/legal": "legal action"}, "of all steps", True),
-    Panel("Response length", {"response/tokens": "tokens", "response/thought_tokens": "of them thought"}),
+    Panel("Response length", {"response/tokens": "tokens", "response/thought_tokens": "thought only"}),
     Panel("Policy loss", {"loss/policy": "clipped surrogate"}),
     Panel("Value loss", {"loss/value": "value loss"}),
     Panel("Cloning loss", {"loss/cloning": "cross-entropy on labels"}),
     Panel("Drift", {"policy/approx_kl": "KL from the acting policy"}),
-    Panel("Entropy", {"policy/entropy": "of a token's distribution"}),
+    Panel("Entropy", {"policy/entropy": "per token"}),
     Panel("Speed", {"speed/steps_per_second": "environment steps per second"}),
-    Panel("Corrector cost", {"corrector/usd_spent": "US dollars since the start"}),
+    Panel("Corrector cost", {"corrector/usd_spent": "total US dollars"}),
 )
 COLLAPSE = (
     Panel(
         "Distinct n-grams",
         {"thoughts/distinct_2": "2-grams", "thoughts/distinct_4": "4-grams"},
-        "share of word n-grams that are new; collapse: falls",
+        "share of distinct word n-grams; falls on collapse",
         share=True,
     ),
-    Panel("Self-BLEU", {"thoughts/self_bleu": "self-BLEU"}, "likeness of thoughts; collapse: rises", share=True),
+    Panel("Self-BLEU", {"thoughts/self_bleu": "self-BLEU"}, "similarity of thoughts; rises on collapse", share=True),
     Panel(
-        "Said in another state too",
+        "Repeated in another state",
         {"thoughts/identical_across_states": "word for word", "thoughts/identical_untrue": "and untrue"},
         "collapse: rises",
         share=True,
@@ -110,7 +110,7 @@ COLLAPSE = (
 
 @dataclass
 class Line:
-    """One line of a chart over updates, with its band; or points with their intervals."""
+    """One line over updates with its band, or points with their intervals."""
 
     name: str
     colour: int
@@ -123,7 +123,7 @@ class Line:
 
     @property
     def swatch(self) -> str:
-        """How the legend shows it."""
+        """Its marker in the legend."""
         if self.points:
             return "square" if self.style == "s" else "dot"
         return "solid" if self.style == "-" else "dashed"
@@ -143,18 +143,18 @@ class Line:
 
 @dataclass
 class Chart:
-    """What the page shows of a panel."""
+    """A panel as shown on the page."""
 
     title: str
     note: str
     svg: Markup
     data: dict[str, Any]
     rows: list[list[str]] = field(default_factory=list)
-    """A table of the same: update, then a value a line."""
+    """The same data as a table: the update, then one value per line."""
 
 
 def charts(panels: Sequence[Panel], groups: Mapping[str, Sequence[Run]]) -> list[Chart]:
-    """The panels that have anything to show; a colour a label, a style a metric."""
+    """The panels that have data, with one colour per label and one style per metric."""
     made = []
     for panel in panels:
         lines = []
@@ -171,14 +171,14 @@ def charts(panels: Sequence[Panel], groups: Mapping[str, Sequence[Run]]) -> list
 
 
 def _says_the_same(line: Line, lines: Sequence[Line]) -> bool:
-    """Whether it repeats a line before it: success over what can be won, where everything can."""
+    """Whether it equals an earlier line, e.g. success on winnable deals if all are winnable."""
     before = lines[: lines.index(line)]
     return any((line.x, line.mean, line.colour) == (other.x, other.mean, other.colour) for other in before)
 
 
 def evaluation_lines(measure: str, groups: Mapping[str, Sequence[Run]]) -> list[Line]:
-    """Evaluations as points: a marker for each thing played on, and of one label a colour too. Over several seeds mean
-    and range."""
+    """Evaluations as points, with one marker per evaluation set (and one colour, if there is only one label). With
+    several seeds: mean and range."""
     evaluated = {label: [points(run, measure) for run in runs] for label, runs in groups.items()}
     names = list(dict.fromkeys(name for runs in evaluated.values() for run in runs for name in run))
     lines = []
@@ -209,7 +209,7 @@ def _points(name: str, colour: int, marker: str, found: Sequence[Point]) -> Line
 
 
 def truth_charts(groups: Mapping[str, Sequence[Run]]) -> list[Chart]:
-    """For each label the share of true thoughts by part; a colour a part."""
+    """For each label, the share of true thoughts by part, with one colour per part."""
     prefix, made = "thoughts/true_", []
     for label, runs in groups.items():
         parts = sorted({name for run in runs for name in run.metrics if name.startswith(prefix)})
@@ -223,7 +223,7 @@ def truth_charts(groups: Mapping[str, Sequence[Run]]) -> list[Chart]:
 
 
 def mean_line(metric: str, name: str, colour: int, style: str, runs: Sequence[Run]) -> list[Line]:
-    """Mean and range over the runs that have logged the metric; nothing if none has."""
+    """Mean and range over the runs that logged the metric; empty if none did."""
     values: dict[int, list[float]] = {}
     for run in runs:
         for update, value in run.series(metric).items():
@@ -233,7 +233,7 @@ def mean_line(metric: str, name: str, colour: int, style: str, runs: Sequence[Ru
         return []
     updates = sorted(values)
     stride = math.ceil(len(updates) / MOST_POINTS)
-    updates = [*updates[:-1:stride], updates[-1]]  # always with the last one
+    updates = [*updates[:-1:stride], updates[-1]]  # always keep the last one
     return [
         Line(
             name,
@@ -260,7 +260,7 @@ def draw(title: str, note: str, lines: Sequence[Line], share: bool = False) -> C
         if share:
             axes.set_ylim(-0.03, 1.03)
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        else:  # small numbers as 2.5 under 1e-3: longer labels would be cut off
+        else:  # factor out powers such as 1e-3: longer labels would be cut off
             axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 4), useOffset=False)
         box = axes.get_window_extent()
         limits = axes.get_xlim()
@@ -295,7 +295,7 @@ def _series_colour(index: int) -> str:
 
 
 def _inline(svg: str, label: str) -> Markup:
-    """The SVG element alone, in the page's colours and with names of its own."""
+    """The bare SVG element, in the page's colours and with unique ids."""
     svg = svg[svg.index("<svg") :]
     prefix = f"chart-{zlib.crc32(svg.encode()):08x}-"
     svg = re.sub(r'\bid="', f'id="{prefix}', svg)

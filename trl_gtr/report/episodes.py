@@ -1,4 +1,4 @@
-"""Sampled episodes for the page: plain JSON values, with pictures and prompts kept once each."""
+"""Sampled episodes for the page as plain JSON, with each distinct picture and prompt stored once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_CHARACTERS = 4000
 MOST_TOKENS = 600
 PICTURE_SIZE = 300
 FORMATS = ("PNG", "WEBP")
-"""What runs write; no other reader of Pillow's is let near the bytes."""
+"""The formats runs write; no other Pillow decoder may touch the bytes."""
 MOST_PIXELS = 1 << 24
 _WORD = re.compile(r"\s+|\w+|[^\w\s]")
 
@@ -34,13 +34,13 @@ Row = dict[str, Any]
 
 
 class Budget:
-    """Bytes that the page may still grow by."""
+    """Bytes left for the page to grow."""
 
     def __init__(self, size: int) -> None:
         self.left = size
 
     def take(self, size: int) -> bool:
-        """Whether there is room; if so, less is left."""
+        """Reserve `size` bytes if there is room, and return whether there was."""
         if size > self.left:
             return False
         self.left -= size
@@ -48,7 +48,7 @@ class Budget:
 
 
 class Gallery:
-    """Distinct pictures as data URIs, and their numbers."""
+    """Distinct pictures as data URIs, with their indices."""
 
     def __init__(self, budget: Budget) -> None:
         self.uris: list[str] = []
@@ -58,7 +58,7 @@ class Gallery:
         """Pictures that could not be shown."""
 
     def add(self, picture: Mapping[str, Any] | None) -> int | None:
-        """The picture's number; `None` if there is none, or no room for it."""
+        """The picture's index; `None` if there is no picture or no room for it."""
         png = picture["bytes"] if picture else None
         if png is None:
             return None
@@ -72,7 +72,7 @@ class Gallery:
     def _data_uri(self, picture: bytes) -> str | None:
         try:
             return _data_uri(picture)
-        except Exception as error:  # Pillow says in many ways that a picture is damaged
+        except Exception as error:  # Pillow raises many kinds of errors for damaged images
             self.unreadable += 1
             logger.debug("a picture can't be read (%s)", type(error).__name__)
             return None
@@ -98,7 +98,7 @@ def episodes_of(run: Run) -> list[list[Row]]:
 
 
 def start_of(episode: Sequence[Row]) -> bytes | None:
-    """A digest of what the agent saw and was told first: episodes of one start can be compared, whoever played them.
+    """A digest of the first picture and prompt: episodes with the same start can be compared across runs.
 
     `None` if the first step wasn't logged.
     """
@@ -114,16 +114,16 @@ def seen(row: Row) -> bytes:
 
 
 def shared_starts(runs: Sequence[Run]) -> set[bytes]:
-    """The starts from which every run has played an episode; none for a single run."""
+    """Starts that every run has played; empty for a single run."""
     starts = [{start for episode in episodes_of(run) if (start := start_of(episode))} for run in runs]
     return set.intersection(*starts) if len(starts) > 1 else set()
 
 
 def spread(episodes: Sequence[list[Row]], most: int, shared: Set[bytes] = frozenset()) -> Iterator[list[Row]]:
-    """At most so many episodes in the order in which they matter: one of each update, then a second of each, …
+    """At most `most` episodes, most important first: one from each update, then a second from each, …
 
-    In an update episodes from `shared` starts come first, then whole ones. Of more updates than there may be episodes,
-    evenly many are left out.
+    Within an update, episodes from `shared` starts come first, then complete ones. If there are more updates than
+    `most`, they are thinned out evenly.
     """
     by_update: dict[int, list[list[Row]]] = {}
     for episode in episodes:
@@ -136,7 +136,7 @@ def spread(episodes: Sequence[list[Row]], most: int, shared: Set[bytes] = frozen
     updates = sorted(by_update)
     if len(updates) > most:
         updates = [updates[round(i * (len(updates) - 1) / max(most - 1, 1))] for i in range(most)]
-    # From both ends to the middle: if room runs out, the first and the last updates are there.
+    # From both ends to the middle, so the first and last updates are kept if room runs out.
     updates = [u for pair in zip(updates, reversed(updates), strict=True) for u in pair]
     updates = list(dict.fromkeys(updates))
     given = 0
@@ -148,10 +148,10 @@ def spread(episodes: Sequence[list[Row]], most: int, shared: Set[bytes] = frozen
 
 
 class EpisodeData:
-    """Collects what the page's viewer shows.
+    """Collects the data for the page's episode viewer.
 
     Args:
-        shared: Starts from which every run has played.
+        shared: Starts that every run has played.
     """
 
     def __init__(self, budget: Budget, gallery: Gallery, shared: Set[bytes] = frozenset()) -> None:
@@ -162,7 +162,7 @@ class EpisodeData:
         self.runs: list[dict[str, Any]] = []
 
     def add(self, run: Run, name: str, most: int, share: float) -> None:
-        """As many of the run's episodes as fit into `share` of the room."""
+        """Add as many of the run's episodes as fit into `share` of the remaining room."""
         stop_at = self.budget.left * (1 - share)
         chosen = []
         for episode in spread(episodes_of(run), most, self.shared):
@@ -234,7 +234,7 @@ class EpisodeData:
 def word_diff(before: str, after: str) -> list[list[str]]:
     """Pieces of both texts in order: `["=", …]` in both, `["-", …]` only before, `["+", …]` only after.
 
-    A space that stands between two changed words belongs to the change: sentences are easier to read than fragments.
+    A space between two changed words is part of the change, since phrases are easier to read than fragments.
     """
     a, b = _WORD.findall(before), _WORD.findall(after)
     pieces: list[list[str]] = []
@@ -250,7 +250,7 @@ def word_diff(before: str, after: str) -> list[list[str]]:
 
 
 def _readable(segment: str | None) -> str:
-    """A thought segment as one line a part; as it is if it isn't what the format asks for."""
+    """A thought segment with one line per part; unchanged if it doesn't match the format."""
     segment = segment or ""
     try:
         parts = json.loads(segment.rstrip().rstrip(",") + "}")
@@ -266,7 +266,7 @@ def _plain(value: Any) -> str:
 
 
 def _cut(text: str, most: int = MOST_CHARACTERS) -> str:
-    return text if len(text) <= most else f"{text[:most]} … ({len(text) - most:,} characters more)"
+    return text if len(text) <= most else f"{text[:most]} … ({len(text) - most:,} more characters)"
 
 
 def _number(value: float | None, digits: int) -> float | None:

@@ -1,4 +1,4 @@
-"""Evaluations of runs, for the head of the page, its table and its curves."""
+"""Evaluations of runs, for the page's summary, table and curves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def points(run: Run, measure: str = "success") -> dict[str, list[Point]]:
 
 
 def table(groups: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
-    """A row for each label and what it was evaluated on: success before, after, and last in between; a text a seed."""
+    """One row per label and evaluation set: success before, after, and last during training; one text per seed."""
     rows = []
     for label, runs in groups.items():
         by_name: dict[str, dict[str, list[str]]] = {}

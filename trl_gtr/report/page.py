@@ -16,7 +16,7 @@ from .runs import Run, any_grows, groups, read_runs
 from .state import moment
 
 MAX_BYTES = 10_000_000
-# What curves, style, script and the card may take beside episodes and pictures.
+# Reserved for curves, style, script and cards, besides episodes and pictures.
 _RESERVE = 2_000_000
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -27,14 +27,14 @@ def write_report(
     output: str | Path | None = None,
     refresh: float | None = None,
 ) -> Path:
-    """Write the report of one run or several, and say where.
+    """Write the report of one or more runs and return its path.
 
     Args:
         folders: The runs' output folders.
-        labels: What to call each; runs of one label are seeds, drawn as one line with a band. Without them a folder's
-            name, or that of the folder above for `seed0`, `seed1`, …
-        output: The file. Without it `report.html` in the first run's folder.
-        refresh: Seconds after which an open page loads itself again; `None` for never.
+        labels: One name per run; runs with the same label are seeds, drawn as one line with a band. By default the
+            folder's name, or its parent's for `seed0`, `seed1`, …
+        output: The file; by default `report.html` in the first run's folder.
+        refresh: Seconds after which an open page reloads; `None` for never.
     """
     path = Path(output) if output is not None else Path(folders[0]) / "report.html"
     html = _report(read_runs(folders, labels), refresh)
@@ -50,16 +50,16 @@ def watch_report(
     seconds: float = 30.0,
     wait: Callable[[float], None] = time.sleep,
 ) -> Iterator[Path]:
-    """Write the report whenever its runs have written more, until none of them goes on; the file each time.
+    """Rewrite the report whenever its runs have new data, until all have ended; yields its path each time.
 
     Args:
-        folders: See `write_report`, and so `labels` and `output`.
-        seconds: How long to wait between two looks. An open page loads itself again as often.
-        wait: Who waits.
+        folders: See `write_report`, also for `labels` and `output`.
+        seconds: Polling interval, which is also how often an open page reloads.
+        wait: The sleep function.
     """
     growing, shown = True, None
     while growing:
-        # First: what a run writes while the page is made comes with the next one.
+        # Check first, so that data written while the page is built triggers the next one.
         growing, written = any_grows(folders), _last_written(folders)
         if not growing or written != shown:
             yield write_report(folders, labels, output, refresh=seconds if growing else None)
@@ -90,7 +90,7 @@ def _report(runs: Sequence[Run], refresh: float | None) -> str:
         shown.add(run, names[id(run)], episodes.MOST_EPISODES // len(runs), share=1 / (len(runs) - i))
 
     if gallery.unreadable and runs[0].files is not None:
-        runs[0].files.skip(f"{gallery.unreadable} pictures that are no PNG or WebP or too large")
+        runs[0].files.skip(f"{gallery.unreadable} pictures that are not PNG or WebP, or too large")
     charts = curves.charts(curves.CURVES, by_label)
     collapse_charts = curves.charts(curves.COLLAPSE, by_label) + curves.truth_charts(by_label)
     return _render(
@@ -117,7 +117,7 @@ def _report(runs: Sequence[Run], refresh: float | None) -> str:
 
 
 def _render(**values: Any) -> str:
-    """The template with its style and script in it; everything else is escaped."""
+    """Render the template with its style and script; everything else is escaped."""
     import jinja2
     import markupsafe
 
@@ -139,7 +139,7 @@ def _render(**values: Any) -> str:
 
 
 def _names(by_label: dict[str, list[Run]]) -> dict[int, str]:
-    """What to call each run where seeds are shown one by one."""
+    """Names of runs where seeds are shown individually."""
     return {
         id(run): label if len(runs) == 1 else f"{label} · {run.folder.resolve().name}"
         for label, runs in by_label.items()
@@ -148,5 +148,5 @@ def _names(by_label: dict[str, list[Run]]) -> dict[int, str]:
 
 
 def _hash(script: str) -> str:
-    """How a content policy names the one script that may run."""
+    """The hash that allows the script in the content security policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -1,6 +1,6 @@
-"""Files of a run, read as what they are: anybody's. What can't be used is left out and said, and ends nothing.
+"""Reads a run's files as untrusted input. Unusable data are skipped and reported, never fatal.
 
-No link is followed out of the run's folder, and every value is checked before the page is made of it.
+Links out of the run's folder are not followed, and every value is validated before it is used.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ..responses.safe_text import one_line
 logger = logging.getLogger(__name__)
 
 MOST_PROBLEMS = 20
-"""That are said of one run; further ones are counted."""
+"""Listed per run; further ones are only counted."""
 MAX_UPDATE = 2**40
 MAX_VALUE = 1e30
-"""Beyond it no chart can be drawn."""
+"""Larger values can't be drawn."""
 
 STATES = ("running", "finished", "stopped", "crashed")
 _WHERE = ("update", "env_index", "episode", "step")
@@ -35,12 +35,12 @@ _TEXTS = (
 _FLAGS = ("valid", "legal", "success", "ended")
 _NUMBERS = ("reward", "value", "advantage", "action_start")
 ADDED = ("substitute", "failure")
-"""Texts that version 0.1 didn't log; it has the kind of a failure in `reason`."""
+"""Text columns version 0.1 didn't log; its `reason` is the kind of failure."""
 COLUMNS = (*_WHERE, *_TEXTS, *_FLAGS, *_NUMBERS, "image", "judgement", "tokens", "token_logprobs")
 
 
 class RunFiles:
-    """Reads the files of one run, and remembers what it had to leave out."""
+    """Reads the files of one run and records what was skipped."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -48,18 +48,18 @@ class RunFiles:
         self._more = 0
 
     def skip(self, what: str) -> None:
-        """Say what is left out."""
+        """Report something that was skipped."""
         if len(self.problems) < MOST_PROBLEMS:
             self.problems.append(one_line(what, 300))
-            logger.warning("%s: left out: %s", one_line(self.folder), self.problems[-1])
+            logger.warning("%s: skipped: %s", one_line(self.folder), self.problems[-1])
         else:
             self._more += 1
 
     def all_problems(self) -> list[str]:
-        return self.problems + ([f"{self._more} more of this kind"] if self._more else [])
+        return self.problems + ([f"{self._more} more"] if self._more else [])
 
     def inside(self, path: Path) -> bool:
-        """Whether this is a file of the run, and no link to somewhere else."""
+        """Whether this is a file inside the run's folder, not a link to elsewhere."""
         if not path.is_file():
             return False
         if path.resolve().is_relative_to(self.folder.resolve()):
@@ -68,7 +68,7 @@ class RunFiles:
         return False
 
     def json(self, path: Path) -> Any:
-        """What is in a JSON file; `None` if there is none that can be read."""
+        """The contents of a JSON file; `None` if it is missing or unreadable."""
         if not self.inside(path):
             return None
         try:
@@ -78,7 +78,7 @@ class RunFiles:
             return None
 
     def log(self, path: Path) -> list[dict[str, Any]]:
-        """The lines of `metrics.jsonl`. One without its end is being written, or was when the power failed."""
+        """The entries of `metrics.jsonl`. An incomplete last line is being written, or was cut off by a crash."""
         found = []
         lines = path.read_text("utf-8", "replace").split("\n")
         for number, line in enumerate(lines[:-1], start=1):
@@ -89,11 +89,11 @@ class RunFiles:
         return found
 
     def entries(self, entries: Any, where: str) -> list[dict[str, Any]]:
-        """Entries of a log: mappings with a `step`, of whose values the numbers are kept."""
+        """Valid log entries: mappings with a `step`, reduced to their numeric values."""
         found = []
         for entry in entries if isinstance(entries, list) else [entries]:
             if not isinstance(entry, dict) or not _is_count(entry.get("step")):
-                self.skip(f"{where}: no entry of a log, which has a `step`")
+                self.skip(f"{where}: not a log entry with a `step`")
                 continue
             numbers = {name: value for name, value in entry.items() if is_number(value, MAX_VALUE)}
             found.append(numbers | {"step": entry["step"]})
@@ -107,9 +107,9 @@ class RunFiles:
             name = str(shard.relative_to(self.folder))
             for number, row in enumerate(self._shard(shard, name)):
                 if row is None:
-                    continue  # said already
+                    continue  # already reported
                 if wrong := _wrong_columns(row):
-                    self.skip(f"{name}, row {number}: {', '.join(wrong)} is not what a logged step has")
+                    self.skip(f"{name}, row {number}: invalid {', '.join(wrong)}")
                 else:
                     yield row
 
@@ -128,7 +128,7 @@ class RunFiles:
             return []
         try:
             return table.to_pylist()
-        except (ValueError, pa.ArrowException):  # a text that is no UTF-8
+        except (ValueError, pa.ArrowException):  # text that isn't UTF-8
             return [self._row(table.slice(i, 1), f"{name}, row {i}") for i in range(len(table))]
 
     def _row(self, row: pa.Table, name: str) -> dict[str, Any] | None:
@@ -140,7 +140,7 @@ class RunFiles:
 
 
 def checked_card(card: Any) -> dict[str, Any]:
-    """Of a card (`run.json`) what has the right shape."""
+    """The valid parts of a card (`run.json`)."""
     if not isinstance(card, dict):
         return {}
     shapes: Mapping[str, type] = {
@@ -164,7 +164,7 @@ def checked_card(card: Any) -> dict[str, Any]:
 
 
 def _wrong_columns(row: Mapping[str, Any]) -> list[str]:
-    """The columns in which a logged step isn't what it should be."""
+    """The columns of a logged step with invalid values."""
     checks = {
         **{name: _is_count(row[name]) for name in _WHERE},
         **{name: isinstance(row[name], str | None) for name in _TEXTS},
@@ -189,7 +189,7 @@ def _is_count(value: Any) -> bool:
 
 
 def is_number(value: Any, most: float = sys.float_info.max) -> bool:
-    """A number that floats can hold; not finite ones are numbers too."""
+    """Whether this is a number in float range; non-finite ones count."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     if isinstance(value, float) and not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Reading what runs have left on disk, and grouping them by label: runs of one label are seeds of one thing."""
+"""Reads runs from disk and groups them by label; runs with the same label are seeds."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Run:
     folder: Path
     label: str
     log: list[dict[str, Any]]
-    """What `Trainer.log` was given, in order; `step` is the update."""
+    """Everything passed to `Trainer.log`, in order; `step` is the update."""
     card: dict[str, Any] = field(default_factory=dict)
-    """`run.json`; empty for a run that has none."""
+    """Contents of `run.json`; empty if there is none."""
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """Logged steps, in the order of (environment, episode, step)."""
+    """Logged steps, sorted by (environment, episode, step)."""
     files: RunFiles | None = None
-    """Whoever finds more that can't be shown says it here."""
+    """Collects anything that can't be shown."""
 
     def series(self, name: str) -> dict[int, float]:
         """Values of a metric by update."""
@@ -45,12 +45,12 @@ class Run:
 
     @property
     def state(self) -> str | None:
-        """`running`, `finished`, `stopped` or `crashed`; `None` if nothing says it."""
+        """`running`, `finished`, `stopped` or `crashed`; `None` if unknown."""
         return state_of(self.card)
 
     @property
     def problems(self) -> list[str]:
-        """What of the run's files was left out."""
+        """What was skipped in the run's files."""
         return self.files.all_problems() if self.files is not None else []
 
     @property
@@ -59,22 +59,22 @@ class Run:
 
 
 def read_runs(folders: Sequence[str | Path], labels: Sequence[str] | None = None) -> list[Run]:
-    """Runs with their labels. Without `labels` a folder's name, or its parent's if it is one seed of several."""
+    """Read runs with their labels: by default the folder's name, or its parent's for one of several seeds."""
     paths = [Path(folder) for folder in folders]
     if not paths:
         raise ValueError("A report needs the output folder of at least one run.")
     if labels is not None and len(labels) != len(paths):
-        raise ValueError(f"{len(labels)} labels for {len(paths)} runs: give each run one, the same one to seeds.")
+        raise ValueError(f"{len(labels)} labels for {len(paths)} runs: give one per run, the same for seeds.")
     return [_read_run(path, labels[i] if labels else _label(path)) for i, path in enumerate(paths)]
 
 
 def any_grows(folders: Sequence[str | Path]) -> bool:
-    """Whether one of these runs may still write."""
+    """Whether any of these runs may still write."""
     return any(grows(checked_card(RunFiles(Path(folder)).json(Path(folder) / "run.json"))) for folder in folders)
 
 
 def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs by label, in the order in which the labels came."""
+    """Runs by label, in order of first appearance."""
     found: dict[str, list[Run]] = {}
     for run in runs:
         found.setdefault(run.label, []).append(run)
@@ -88,7 +88,7 @@ def _label(path: Path) -> str:
 
 def _read_run(folder: Path, label: str) -> Run:
     if not folder.is_dir():
-        raise ValueError(f"There is no folder {folder}.")
+        raise ValueError(f"Folder {folder} does not exist.")
     files = RunFiles(folder)
     log, card = _read_log(files), checked_card(files.json(folder / "run.json"))
     rows = sorted(files.rows(folder / "episodes"), key=lambda row: (row["env_index"], row["episode"], row["step"]))
@@ -109,4 +109,4 @@ def _read_log(files: RunFiles) -> list[dict[str, Any]]:
         state = files.json(place / "trainer_state.json")
         if isinstance(state, dict) and "log_history" in state:
             return files.entries(state["log_history"], f"{place.name}/trainer_state.json")
-    raise ValueError(f"{folder} is no run's output folder: it has neither metrics.jsonl nor trainer_state.json.")
+    raise ValueError(f"{folder} is not a run's output folder: it has neither metrics.jsonl nor trainer_state.json.")

@@ -1,4 +1,4 @@
-"""Whether a run is going on, for how long, and how to say times to people."""
+"""A run's state and duration, and human-readable times."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import psutil
 
 
 def state_of(card: Mapping[str, Any]) -> str | None:
-    """`running`, `finished`, `stopped` or `crashed`; `None` for a card that doesn't say.
+    """`running`, `finished`, `stopped` or `crashed`; `None` if the card doesn't say.
 
-    A run that was killed can't say so: its process is looked for, if it was one of this machine.
+    A killed run can't record it, so check whether its process exists, if it ran on this machine.
     """
     state = card.get("state")
     return "crashed" if state == "running" and is_alive(card) is False else state
 
 
 def grows(card: Mapping[str, Any]) -> bool:
-    """Whether more may be written: the run goes on, or its process is there to evaluate what it has trained."""
+    """Whether more may be written: the run is going, or its process still exists and may evaluate."""
     alive = is_alive(card)
     return state_of(card) == "running" if alive is None else alive
 
 
 def is_alive(card: Mapping[str, Any]) -> bool | None:
-    """Whether the run's process still exists; `None` if that can't be known here."""
+    """Whether the run's process still exists; `None` if unknown."""
     process = card.get("process", {})
     pid, created = process.get("pid"), process.get("created")
     if process.get("host") != platform.node() or not isinstance(pid, int) or not isinstance(created, int | float):
         return None
     try:
-        return abs(psutil.Process(pid).create_time() - created) < 1.0  # otherwise another one has got its number
+        return abs(psutil.Process(pid).create_time() - created) < 1.0  # otherwise the pid was reused
     except (psutil.Error, ValueError, OverflowError):
         return False
 
@@ -65,7 +65,7 @@ def _two(seconds: int, large: int, large_unit: str, small: int, small_unit: str)
 
 
 def moment(text: str | None) -> str | None:
-    """An ISO time as `17 Nov 2026, 01:33 UTC`; anything else as it is."""
+    """An ISO time as `17 Nov 2026, 01:33 UTC`; anything else unchanged."""
     time = _parse(text)
     return text if time is None else f"{time.day} {time:%b %Y, %H:%M} UTC"
 

@@ -1,4 +1,4 @@
-"""The head of the page: what a run came to, in words and three numbers, and whether it is still going on."""
+"""The page's summary: a run's result in words and three numbers, and its state."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .runs import Run
 from .state import duration, seconds_of
 
 LAST_UPDATES = 3
-"""The mean over this many updates is the end of a curve."""
+"""A curve's final value is the mean over this many updates."""
 _ALARM = ("thoughts/distinct_4", "thoughts/top_share", "thoughts/identical_across_states")
 
 
 @dataclass(frozen=True)
 class Change:
-    """A share before and after, with how sure each is: a 95 % interval, or the range over seeds."""
+    """A share before and after, each with its 95 % interval or range over seeds."""
 
     name: str
     before: tuple[float, float, float] | None
@@ -30,11 +30,11 @@ class Change:
     after: tuple[float, float, float]
     detail: str
     over: bool
-    """Whether this is about the trained agent, or only about where training stands."""
+    """Whether this is about the trained agent, or only the current state of training."""
 
     @property
     def direction(self) -> str | None:
-        """`up` or `down` where the intervals lie apart, else `None`."""
+        """`up` or `down` if the intervals don't overlap, else `None`."""
         if self.before is None:
             return None
         if self.after[1] > self.before[2]:
@@ -46,7 +46,7 @@ class Change:
 
 
 def verdicts(groups: Mapping[str, Sequence[Run]]) -> list[dict[str, Any]]:
-    """One for each label."""
+    """One per label."""
     return [_verdict(label, runs) for label, runs in groups.items()]
 
 
@@ -61,7 +61,7 @@ def _verdict(label: str, runs: Sequence[Run]) -> dict[str, Any]:
     ]
     return {
         "label": label,
-        "words": " ".join(filter(None, sentences)) or "Nothing was logged yet.",
+        "words": " ".join(filter(None, sentences)) or "Nothing has been logged yet.",
         "numbers": [*numbers, collapse] if collapse["value"] else numbers,
         **_state(runs),
     }
@@ -72,7 +72,7 @@ def _tone(change: Change) -> str:
 
 
 def _state(runs: Sequence[Run]) -> dict[str, Any]:
-    """Running, finished, stopped or crashed; of several seeds how many are what."""
+    """Running, finished, stopped or crashed; with several seeds, how many of each."""
     if len(runs) > 1:
         counts = Counter(run.state for run in runs if run.state)
         words = ", ".join(f"{count} {state}" for state, count in counts.items())
@@ -91,7 +91,7 @@ def _state(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _success(runs: Sequence[Run]) -> Change | None:
-    """By evaluations if there was one after training, else by what training itself played."""
+    """From evaluations if there was one after training, else from training episodes."""
     evaluated = [evaluations.points(run) for run in runs]
     for name in dict.fromkeys(name for each in evaluated for name in each):
         mine = [each.get(name, []) for each in evaluated]
@@ -111,7 +111,7 @@ def _success(runs: Sequence[Run]) -> Change | None:
 
 
 def _spread(points: Sequence[Point]) -> tuple[float, float, float]:
-    """One evaluation's own interval; of several the range."""
+    """A single evaluation's interval, or the range of several."""
     if len(points) == 1:
         return points[0].value, points[0].low, points[0].high
     values = [point.value for point in points]
@@ -142,7 +142,7 @@ def _success_words(change: Change | None) -> str:
     if not change.over:
         return f"{change.name} went from {before} to {after}."
     if change.direction is None:
-        return f"No clear change: {what} went from {before} to {after}, within the error."
+        return f"No clear change: {what} went from {before} to {after}, within error."
     return (
         f"Training helped: {what} rose from {before} to {after}."
         if change.direction == "up"
@@ -158,7 +158,7 @@ def _thought_words(change: Change | None) -> str:
 
 
 def _collapse(runs: Sequence[Run]) -> dict[str, Any]:
-    """Whether the alarm for thought collapse goes off on what was logged."""
+    """Whether the logged metrics trigger the thought-collapse alarm."""
     alarms = [_alarms(run) for run in runs]
     measured = [each for each in alarms if each is not None]
     number = {"name": "Thought collapse", "value": "", "words": "", "detail": "", "tone": ""}
@@ -176,11 +176,11 @@ def _collapse(runs: Sequence[Run]) -> dict[str, Any]:
     if lasting:
         return number | {"value": "yes", "words": f"Thoughts collapsed at update {first}{seeds}.", "tone": "bad"}
     words = f"Thoughts showed signs of collapse at update {first}{seeds}, and recovered."
-    return number | {"value": "for a time", "words": words, "tone": "note"}
+    return number | {"value": "temporary", "words": words, "tone": "note"}
 
 
 def _alarms(run: Run) -> dict[str, Any] | None:
-    """The updates in which `ThoughtCollapseCallback`, as it is by default, would have stopped the run."""
+    """Updates at which a default `ThoughtCollapseCallback` would have stopped the run."""
     entries = [entry for entry in run.log if all(name in entry for name in _ALARM)]
     if not entries:
         return None
@@ -195,6 +195,6 @@ def _alarms(run: Run) -> dict[str, Any] | None:
     return {
         "updates": updates,
         "at_the_end": updates[-1:] == [last["step"]],
-        "detail": f"commonest thought {last['thoughts/top_share']:.1%} of all; distinct 4-grams "
+        "detail": f"most common thought {last['thoughts/top_share']:.1%} of all; distinct 4-grams "
         f"{first['thoughts/distinct_4']:.0%} → {last['thoughts/distinct_4']:.0%}",
     }

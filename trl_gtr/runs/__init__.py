@@ -1,1 +1,1 @@
-"""What a run leaves behind and starts from: checkpoints, logs, metrics, diagnostics, callbacks."""
+"""Run state and output: checkpoints, logs, metrics, diagnostics, callbacks."""

@@ -1,4 +1,4 @@
-"""What watches a run: its logs, the progress bar with the four numbers that matter, the alarm for thought collapse."""
+"""Trainer callbacks: run logs, a progress bar with the four key metrics, and the thought-collapse alarm."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class GTRProgressCallback(ProgressCallback):
-    """The progress bar, with success, true thoughts, corrected share and speed beside it."""
+    """Progress bar that also shows success, true thoughts, corrected share and speed."""
 
     SHOWN: Mapping[str, str] = {
         "episode/success": "success",
@@ -42,19 +42,19 @@ class GTRProgressCallback(ProgressCallback):
 
 
 class ThoughtCollapseCallback(TrainerCallback, ExportableState):
-    """Warns, and on request stops the run, when thoughts stop depending on what the agent sees.
+    """Warns, and optionally stops the run, when thoughts no longer depend on what the agent sees.
 
-    The alarm goes off when, for `patience` logs in a row, a measure is worse than allowed: the share of thoughts that
-    are untrue and said word for word in another state too above `max_identical`, the share of the commonest thought
-    above `max_top`, or distinct 4-grams below `min_distinct` times what they were at the start.
+    The alarm fires when any of these holds for `patience` logs in a row: the share of untrue thoughts repeated word
+    for word in another state exceeds `max_identical`, the share of the most common thought exceeds `max_top`, or
+    distinct 4-grams fall below `min_distinct` times their initial value.
 
     Args:
-        max_identical: Bound of `thoughts/identical_untrue`. (True ones may repeat: other suits, the same thought.)
-            Where the task has no judge, of `thoughts/identical_across_states`.
-        max_top: Bound of `thoughts/top_share`.
-        min_distinct: Smallest share of the first log's `thoughts/distinct_4`.
-        patience: Logs in a row before the alarm.
-        stop: End the run cleanly, with its checkpoint, instead of only warning.
+        max_identical: Upper limit for `thoughts/identical_untrue`. (True thoughts may repeat, e.g. for other suits.)
+            If the task has no judge, for `thoughts/identical_across_states`.
+        max_top: Upper limit for `thoughts/top_share`.
+        min_distinct: Lower limit for `thoughts/distinct_4`, relative to the first log.
+        patience: Consecutive bad logs before the alarm.
+        stop: Save a checkpoint and end the run instead of only warning.
     """
 
     def __init__(
@@ -92,27 +92,27 @@ class ThoughtCollapseCallback(TrainerCallback, ExportableState):
             control.should_training_stop = control.should_save = True
 
     def _reasons(self, logs: Mapping[str, float]) -> list[str] | None:
-        """What is worse than allowed; `None` for a log that says nothing about thoughts."""
+        """The limits that are exceeded; `None` if the log has no thought metrics."""
         if "thoughts/distinct_4" not in logs:
             return None
         distinct = logs["thoughts/distinct_4"]
         if self.first_distinct is None:
             self.first_distinct = distinct
         found = []
-        # Where nobody knows what is true, every thought that is repeated counts.
+        # Without a judge, every repeated thought counts.
         untrue = logs.get("thoughts/identical_untrue")
         identical = logs["thoughts/identical_across_states"] if untrue is None else untrue
         if identical > self.max_identical:
-            what = "said" if untrue is None else "untrue and said"
-            found.append(f"{identical:.0%} of thoughts are {what} in other states too")
+            what = "repeated" if untrue is None else "untrue and repeated"
+            found.append(f"{identical:.0%} of thoughts are {what} in other states")
         if logs["thoughts/top_share"] > self.max_top:
-            found.append(f"one thought makes {logs['thoughts/top_share']:.0%} of all")
+            found.append(f"one thought accounts for {logs['thoughts/top_share']:.0%} of all")
         if distinct < self.min_distinct * self.first_distinct:
             found.append(f"distinct 4-grams fell from {self.first_distinct:.3f} to {distinct:.3f}")
         return found
 
     def state(self) -> dict[str, Any]:
-        """For checkpoints: settings and what was seen so far."""
+        """Settings and progress, for checkpoints."""
         return {
             "args": {
                 "max_identical": self.max_identical,
@@ -133,13 +133,13 @@ def logging_callbacks(
     spans: SpanFinder,
     others: Sequence[TrainerCallback],
 ) -> list[TrainerCallback]:
-    """Callbacks that write what a report is made of; `on_step_end` hands them rollout and experience.
+    """Callbacks that write the data for reports; they get the rollout and experience in `on_step_end`.
 
     Args:
-        corrector: Of the run, or `None`.
-        model: The model that is trained.
-        spans: Its tokens as text.
-        others: The trainer's callbacks, among them the trackers.
+        corrector: The run's corrector, or `None`.
+        model: The model being trained.
+        spans: Decodes its tokens.
+        others: The trainer's callbacks, including the trackers.
     """
     about = {
         "task": task.name,

@@ -1,8 +1,8 @@
-"""Saves and restores everything that the rest of a run depends on.
+"""Saves and restores all the state a run needs to continue.
 
-`Trainer` writes and reads the policy, optimizer, scheduler, random states and its own counters. A [`RunCheckpointer`]
+`Trainer` saves and loads the policy, optimizer, scheduler, random states and its own counters. A [`RunCheckpointer`]
 adds the state of the run's other parts and a manifest, all in the same folder. A checkpoint is atomic: it is written
-under another name, which becomes its own once every process has written its part.
+under a temporary name and renamed once every process has written its part.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .manifest import MANIFEST_FILE, Manifest, find_checkpoint
 logger = logging.getLogger(__name__)
 
 INCOMPLETE = "incomplete_checkpoint"
-"""Folder in the output folder for a checkpoint that is being written."""
+"""Subfolder of the output folder that holds a checkpoint while it is being written."""
 
 
 class Stateful(Protocol):
@@ -39,12 +39,12 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """A stateful part, and how it is saved.
+    """A stateful part and how it is saved.
 
     Args:
-        owner: Who has the state.
-        format: Of its file.
-        shared: Its state is the same on all processes, so the first one saves it for all.
+        owner: The object that has the state.
+        format: Its file format.
+        shared: The state is the same on all processes, so only rank 0 saves it.
     """
 
     owner: Stateful
@@ -57,10 +57,10 @@ class Part:
 
 @dataclass
 class RunCounters:
-    """What a run counts beside its updates and episodes.
+    """Counters of a run other than updates and episodes.
 
     Args:
-        env_steps: Steps of all environments since the run began.
+        env_steps: Environment steps so far, over all environments.
     """
 
     env_steps: int = 0
@@ -76,38 +76,38 @@ class RunCheckpointer:
     """Writes, rotates, checks and loads the checkpoints of one run. Every method must be called by all processes.
 
     Args:
-        args: Output folder, how many checkpoints to keep, whether settings may have changed.
+        args: Output folder, number of checkpoints to keep, and whether settings may change on resume.
         processes: All processes of the run.
         manifest: Describes the run.
-        parts: What has state beside what `Trainer` saves, by name. They are loaded in this order.
+        parts: Stateful parts that `Trainer` does not save, by name. They are loaded in this order.
     """
 
     def __init__(self, args: GTRConfig, processes: Processes, manifest: Manifest, parts: Mapping[str, Part]) -> None:
         self.args, self.processes, self.manifest, self.parts = args, processes, manifest, dict(parts)
         self.output_dir = Path(args.output_dir)
         self.writes_into = self.output_dir
-        """Where `Trainer` must put a checkpoint's folder: elsewhere while one is being saved."""
+        """Where `Trainer` must create a checkpoint's folder; a temporary folder during a save."""
         self._incomplete = self.output_dir / INCOMPLETE
         self._claimed = False
         self._latest: Path | None = None
-        """The checkpoint that this run has last saved, or continues."""
+        """The checkpoint this run last saved or resumed from."""
 
     def folder(self, step: int) -> Path:
         """The checkpoint after update `step`."""
         return self.output_dir / f"checkpoint-{step}"
 
     def is_saved(self, step: int) -> bool:
-        """Whether this run has a checkpoint after update `step`; one of that name may be an earlier run's."""
+        """Whether this run (not an earlier one) has a checkpoint after update `step`."""
         return self._latest == self.folder(step).resolve()
 
     def find(self, resume_from_checkpoint: str | bool | None) -> str | None:
-        """The checkpoint to resume from. With `overwrite`, a run that has saved nothing yet starts afresh: what a
-        scheduler that restarts it needs."""
+        """The checkpoint to resume from. With `overwrite`, a run without checkpoints starts from scratch, so a
+        scheduler can restart it with the same command."""
         return find_checkpoint(resume_from_checkpoint, self.args.output_dir, required=not self.args.overwrite)
 
     def claim_output_dir(self, checkpoint: str | None) -> None:
-        """Refuse to mix two runs in one folder, or clear it with `overwrite`. A run that resumes from its own folder
-        goes on there."""
+        """Refuse to mix two runs in one folder, or clear it with `overwrite`. A run resumed from its own folder keeps
+        it."""
         own = checkpoint is not None and Path(checkpoint).parent.resolve() == self.output_dir.resolve()
         if not (own or self._claimed):
             self.processes.check_on_first(self._check_output_dir)
@@ -121,7 +121,7 @@ class RunCheckpointer:
             raise ValueError(problem)
 
     def save(self, step: int, save_trainer: Callable[[], None]) -> None:
-        """Write the checkpoint after update `step`, then remove those beyond `save_total_limit`.
+        """Write the checkpoint after update `step`, then delete the oldest ones beyond `save_total_limit`.
 
         Args:
             step: Updates so far.
@@ -143,14 +143,14 @@ class RunCheckpointer:
             if first:
                 self._publish(folder, final)
         self._latest = final.resolve()
-        with self.writing(f"{final} is written, but older ones could not be removed"):
+        with self.writing(f"{final} was written, but older ones could not be removed"):
             if first:
                 rotate_checkpoints(self.args.output_dir, self.args.save_total_limit, use_mtime=True)
                 shutil.rmtree(self._incomplete)
 
     @contextmanager
     def writing(self, what: str) -> Iterator[None]:
-        """An error here is raised on all processes, and an incomplete checkpoint is removed."""
+        """Raise an error in this block on all processes, and remove the incomplete checkpoint."""
         try:
             with self.processes.raise_on_all_ranks(what, "Earlier checkpoints are intact: fix this and resume."):
                 yield
@@ -167,18 +167,18 @@ class RunCheckpointer:
                     part.format.write(folder / part.file(name, self.processes.rank), state)
 
     def _publish(self, folder: Path, final: Path) -> None:
-        """Give a complete checkpoint its own name."""
+        """Rename a complete checkpoint to its final name."""
         manifest = self.manifest.listing(folder)
         manifest.write(folder)
         for name in (*(manifest.files or ()), MANIFEST_FILE, "."):
             sync(folder / name)
-        if final.exists():  # of an earlier run in this folder
+        if final.exists():  # from an earlier run in this folder
             final.rename(folder.parent / "replaced")
         folder.rename(final)
         sync(final.parent)
 
     def load(self, checkpoint: str, load_trainer: Callable[[str], None]) -> None:
-        """Check a checkpoint and put every part into the state that it holds.
+        """Validate a checkpoint and restore every part from it.
 
         Args:
             checkpoint: Its folder.
@@ -191,9 +191,7 @@ class RunCheckpointer:
         saved = Manifest.read(checkpoint)
         if self.processes.rank == 0:
             self._compare_versions(checkpoint, saved)
-        states = self._read_parts(
-            Path(checkpoint), saved
-        )  # a file that can't be read is known before anything changes
+        states = self._read_parts(Path(checkpoint), saved)  # fails before anything changes
         load_trainer(checkpoint)
         for name, state in states.items():
             self.parts[name].owner.load_state_dict(state)
@@ -205,8 +203,8 @@ class RunCheckpointer:
             file = part.file(name, self.processes.rank)
             if file in (saved.files or {}):
                 states[name] = part.format.read(folder / file)
-            elif part.owner.state_dict():  # only where `allow_changed_config` let another corrector in
-                logger.warning("%s holds no state of the %s, which starts afresh.", folder, name)
+            elif part.owner.state_dict():  # possible only if `allow_changed_config` allowed another corrector
+                logger.warning("%s has no state for the %s, which starts from scratch.", folder, name)
         return states
 
     def _compare_versions(self, checkpoint: str, saved: Manifest) -> None:
@@ -216,5 +214,5 @@ class RunCheckpointer:
         ]
         if changed:
             logger.warning(
-                "%s was written with %s: the run may not continue to the last bit.", checkpoint, ", ".join(changed)
+                "%s was written with %s: the resumed run may not be bit-identical.", checkpoint, ", ".join(changed)
             )

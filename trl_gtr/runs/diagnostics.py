@@ -1,10 +1,10 @@
-"""Is the agent still thinking? Measures of thought collapse, pure Python and numpy.
+"""Thought-collapse metrics, in pure Python and numpy.
 
-A collapsed agent says the same thing whatever it sees. Each measure looks at one side of that: how varied the words
+A collapsed agent says the same thing whatever it sees. Each metric captures one aspect of that: how varied the words
 are (`distinct_n`, `self_bleu`), whether they depend on the state (`identical_share`), whether one sentence has
 taken over (`top_thought_share`), and whether they are true (`judged_rates`).
 
-Diversity measures depend on how much text they see: compare rollouts of equal size.
+Diversity metrics depend on the amount of text: compare rollouts of equal size.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ BLEU_ORDER = 4
 
 
 def distinct_n(texts: Sequence[str], n: int) -> float:
-    """Distinct word n-grams over all word n-grams (Li et al., 2016); in [0, 1], high is varied.
+    """Distinct word n-grams over all word n-grams (Li et al., 2016); in [0, 1], higher is more varied.
 
-    0 where no text has n words: nothing said is nothing varied.
+    0 if no text has n words.
     """
     if n < 1:
-        raise ValueError(f"n-grams have at least one word, got n={n}.")
+        raise ValueError(f"n-grams need at least one word, got n={n}.")
     grams, _ = _ngrams(_Words(texts), n)
     return len(np.unique(grams)) / len(grams) if len(grams) else 0.0
 
 
 def self_bleu(texts: Sequence[str], sample: int = 64, seed: int = 0) -> float:
-    """Mean BLEU-4 of each text against all the others (Zhu et al., 2018); in [0, 1], *low* is varied.
+    """Mean BLEU-4 of each text against all the others (Zhu et al., 2018); in [0, 1], *lower* is more varied.
 
-    Precisions of two words and more are smoothed by adding one (Lin and Och, 2004), orders longer than the text are
-    left out. Texts without words are left out, and fewer than two texts give 0.
+    Precisions for n ≥ 2 use add-one smoothing (Lin and Och, 2004); orders longer than the text are skipped. Texts
+    without words are skipped, and fewer than two texts give 0.
 
     Args:
-        texts: the thoughts.
-        sample: at most so many texts are drawn and compared. The value grows with it: keep it fixed.
-        seed: of the draw.
+        texts: The thoughts.
+        sample: Compare at most this many texts, drawn at random. The score grows with it, so keep it fixed.
+        seed: Seed for the draw.
     """
     worded = [text for text in texts if text.strip()]
     if len(worded) > sample:
@@ -56,33 +56,33 @@ def self_bleu(texts: Sequence[str], sample: int = 64, seed: int = 0) -> float:
         matched, total = _matches_elsewhere(words, n)
         smoothing = 0 if n == 1 else 1
         long_enough = total > 0
-        with np.errstate(divide="ignore"):  # no common word: log 0 = −inf, and the score is 0
+        with np.errstate(divide="ignore"):  # no common word: log 0 = −inf, so the score is 0
             log_precision[long_enough] += np.log((matched + smoothing) / (total + smoothing))[long_enough]
         orders += long_enough
     return float(np.mean(_brevity_penalties(words.lengths) * np.exp(log_precision / orders)))
 
 
 def identical_share(thoughts: Sequence[str], states: Sequence[Any]) -> float:
-    """Share of thoughts that were said, word for word, in a *different* state too; in [0, 1].
+    """Share of thoughts repeated word for word in a *different* state; in [0, 1].
 
-    Where two states ask for the same thought (the same ranks in other suits) a perfect agent repeats itself too:
+    Even a perfect agent repeats itself when two states call for the same thought (the same ranks in other suits):
     compare with the start of the run, or look at the share that is repeated *and* untrue.
 
     Args:
-        thoughts: one per step.
-        states: one per step, compared by `==`.
+        thoughts: One per step.
+        states: One per step, compared with `==`.
     """
     return _share(said_elsewhere(thoughts, states))
 
 
 def said_elsewhere(thoughts: Sequence[str], states: Sequence[Any]) -> list[bool]:
-    """For each thought of [`identical_share`] whether it was said in a different state too."""
+    """Whether each thought was also said in a different state; see [`identical_share`]."""
     steps_of: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for step, (thought, _) in enumerate(zip(thoughts, states, strict=True)):
         steps_of[tuple(thought.split())].append(step)
     elsewhere = [False] * len(thoughts)
     for first, *others in steps_of.values():
-        # Once two states of a group differ, each of its members differs from one of the two.
+        # If any two states in a group differ, every member differs from at least one of them.
         if any(states[step] != states[first] for step in others):
             for step in (first, *others):
                 elsewhere[step] = True
@@ -103,9 +103,9 @@ def mean_words(texts: Sequence[str]) -> float:
 
 
 def judged_rates(judgements: Sequence[Mapping[str, bool]]) -> dict[str, float]:
-    """From `task.judge`'s answers to the rate of each part and of `"true"`, all parts at once.
+    """Rates over `task.judge`'s answers: one for each part, and `"true"` if all parts are right.
 
-    Answers without parts say nothing and are left out; if none is left, so is every rate.
+    Answers without parts are skipped; if none are left, the result is empty.
     """
     verdicts: dict[str, list[bool]] = defaultdict(list)
     for judgement in judgements:
@@ -117,19 +117,19 @@ def judged_rates(judgements: Sequence[Mapping[str, bool]]) -> dict[str, float]:
 
 
 def thought_text(response: Response) -> str:
-    """The free text of a thought: its `thoughts` part, or the whole segment where there is none."""
+    """The free text of a thought: its `thoughts` part, or the whole segment if there is none."""
     text = response.fields.get("thoughts")
     return text if isinstance(text, str) else response.thought
 
 
 def rollout_diagnostics(rollout: Rollout, task: Task) -> dict[str, float]:
-    """All measures of one rollout, by metric name.
+    """All metrics of one rollout, by name.
 
     `thoughts/distinct_2`, `thoughts/distinct_4`, `thoughts/self_bleu`, `thoughts/identical_across_states`,
-    `thoughts/top_share`, `thoughts/length_words`; where `task.judge` knows the truth `thoughts/true`,
-    `thoughts/true_<part>` and `thoughts/identical_untrue`, the share that is said in other states too and is wrong in
-    its own; and where the task names its `reading_parts`, `thoughts/reading`: all of those at once.
-    Nothing where there is nothing to measure: no step, or a response format without a thought.
+    `thoughts/top_share`, `thoughts/length_words`; if `task.judge` knows the truth, `thoughts/true`,
+    `thoughts/true_<part>` and `thoughts/identical_untrue`, the share that is wrong in its state and repeated in
+    others; and if the task names its `reading_parts`, `thoughts/reading`, the share with all of them right.
+    Empty if there is nothing to measure: no steps, or a response format without a thought.
     """
     if not rollout.transitions or not task.format.fields:
         return {}
@@ -148,7 +148,7 @@ def rollout_diagnostics(rollout: Rollout, task: Task) -> dict[str, float]:
 
 
 def _truth(task: Task, judgements: Sequence[Mapping[str, bool]], elsewhere: Sequence[bool]) -> dict[str, float]:
-    """How many thoughts are true, of those that the task can judge; nothing where it can judge none."""
+    """Share of true thoughts among those the task can judge; empty if it can judge none."""
     judged = [pair for pair in zip(judgements, elsewhere, strict=True) if pair[0]]
     if not judged:
         return {}
@@ -170,8 +170,8 @@ def _share(flags: Sequence[bool]) -> float:
 class _State:
     """What the agent saw: image and prompt.
 
-    Compared when needed rather than hashed at once: a prompt mostly decides, and hashing 512 images takes longer than
-    all the measures together.
+    Compared on demand rather than hashed: the prompt usually decides, and hashing 512 images takes longer than all
+    the metrics together.
     """
 
     __hash__ = None  # type: ignore[assignment]
@@ -186,7 +186,7 @@ class _State:
 
 
 class _Words:
-    """Texts as one row of numbers, a number a word."""
+    """Texts as one flat array of word ids."""
 
     def __init__(self, texts: Sequence[str]):
         tokenized = [text.split() for text in texts]
@@ -194,26 +194,26 @@ class _Words:
         self.ids = np.array([vocabulary.setdefault(word, len(vocabulary)) for text in tokenized for word in text], int)
         self.lengths = np.array([len(text) for text in tokenized], int)
         self.text = np.repeat(np.arange(len(tokenized)), self.lengths)
-        """The text that each word stands in."""
+        """Index of the text each word belongs to."""
 
 
 def _ngrams(words: _Words, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Each n-gram as a number, and the text that it stands in."""
+    """Each n-gram as a number, and the index of its text."""
     grams, vocabulary_size = words.ids, int(words.ids.max(initial=0)) + 1
     for k in range(1, n):
         if int(grams.max(initial=0)) >= 2**62 // vocabulary_size:
-            grams = np.unique(grams, return_inverse=True)[1]  # numbered anew, before the product overflows
+            grams = np.unique(grams, return_inverse=True)[1]  # renumber before the product overflows
         grams = grams[:-1] * vocabulary_size + words.ids[k:]
     first = words.text[: len(grams)]
-    inside = first == words.text[n - 1 :]  # no n-gram reaches from one text into the next
+    inside = first == words.text[n - 1 :]  # n-grams don't cross text boundaries
     return grams[inside], first[inside]
 
 
 def _matches_elsewhere(words: _Words, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """How many n-grams of each text are matched in another one, and how many it has; each (texts,).
+    """Number of n-grams in each text that match another text, and in total; both of shape (texts,).
 
-    BLEU's clip: a text's count of an n-gram is matched up to the highest count that any other text has. Sorted by
-    count, all texts but the last find their whole count in the last one, and the last finds the second to last's.
+    BLEU's clipping: a text's count of an n-gram matches up to the highest count in any other text. Sorted by count,
+    every text but the last matches fully (in the last), and the last matches the second-highest count.
     """
     grams, text = _ngrams(words, n)
     num_texts = len(words.lengths)
@@ -231,7 +231,7 @@ def _matches_elsewhere(words: _Words, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _brevity_penalties(lengths: np.ndarray) -> np.ndarray:
-    """BLEU's penalty of each text for being shorter than the closest of the others (the shorter one in a tie)."""
+    """BLEU's penalty for each text that is shorter than the closest other in length (the shorter one in a tie)."""
     penalties = np.ones(len(lengths))
     of_length = Counter(lengths.tolist())
     for i, length in enumerate(lengths.tolist()):

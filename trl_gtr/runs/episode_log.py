@@ -1,7 +1,7 @@
-"""Sampled episodes of a run on disk: `<output_dir>/episodes/`, a Parquet file an update and process.
+"""Sampled episodes on disk: `<output_dir>/episodes/`, one Parquet file per update and process.
 
-`datasets.load_dataset("<output_dir>/episodes")` opens them; [`SCHEMA`] says what is in a row (docs/report.md explains
-it). A file is written whole or not at all, and a resumed run first removes what lies behind its checkpoint.
+`datasets.load_dataset("<output_dir>/episodes")` opens them; [`SCHEMA`] lists the columns (explained in
+docs/report.md). Files are written atomically, and a resumed run first removes those newer than its checkpoint.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ _SHARD = re.compile(r"(\.?)update-(\d+)-process-\d+\.parquet")
 
 
 class EpisodeLog(TrainerCallback):
-    """Writes whole episodes, drawn by their number so that a resumed run draws the same ones.
+    """Writes whole episodes, sampled by their number so that a resumed run samples the same ones.
 
     Args:
-        args: `episode_log_rate` and `episode_log_max_steps` say how many.
-        task: Judges thoughts and knows successes.
-        spans: Spells tokens.
+        args: `episode_log_rate` and `episode_log_max_steps` set how many.
+        task: Judges thoughts and success.
+        spans: Decodes tokens.
     """
 
     def __init__(self, args: GTRConfig, task: Task, spans: SpanFinder) -> None:
@@ -81,7 +81,7 @@ class EpisodeLog(TrainerCallback):
         self.folder = Path(args.output_dir) / FOLDER
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        # A resumed run goes on behind its checkpoint; a fresh one finds none of these files.
+        # A resumed run continues from its checkpoint; a new one finds none of these files.
         if state.is_world_process_zero:
             for update, shard in list(shards(self.folder)):
                 if update is None or update > state.global_step:
@@ -111,7 +111,7 @@ class EpisodeLog(TrainerCallback):
             "return": absent if experience.returns is None else experience.returns.tolist(),
             "advantage": experience.advantages.tolist(),
         }
-        # By environment and length: an episode of this rollout is found again by its last step.
+        # Keyed by environment and last step, which identify an episode within a rollout.
         successes = {
             (episode[-1].env_index, episode[-1].step): self.task.success(episode) for episode in rollout.episodes
         }
@@ -165,7 +165,7 @@ class EpisodeLog(TrainerCallback):
 
 
 def shards(folder: Path) -> Iterator[tuple[int | None, Path]]:
-    """The log's own files in a folder, each with its update, or `None` where it was never finished."""
+    """The log's files in a folder, each with its update, or `None` if it was never finished."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         name = _SHARD.fullmatch(path.name)
         if name is not None and path.is_file():
@@ -173,7 +173,7 @@ def shards(folder: Path) -> Iterator[tuple[int | None, Path]]:
 
 
 def _last_steps(rollout: Rollout) -> list[int]:
-    """For each transition the rollout's step in which its episode ended, or -1 where it goes on."""
+    """For each transition, the rollout step in which its episode ended, or -1 if it didn't."""
     ends: list[int] = []
     ending: dict[int, int] = {}
     for step in reversed(rollout.transitions):
@@ -184,15 +184,15 @@ def _last_steps(rollout: Rollout) -> list[int]:
 
 
 def write_shard(path: str | Path, rows: list[dict[str, Any]]) -> None:
-    """One Parquet file in the schema, whole or not at all."""
+    """Write one Parquet file atomically."""
     table = pa.Table.from_pylist([_storable(row) for row in rows], schema=SCHEMA.arrow_schema)
-    # A file and no name: pyarrow takes none that is no UTF-8.
+    # Pass an open file, since pyarrow rejects paths that aren't UTF-8.
     with atomic_write(Path(path)) as unfinished, unfinished.open("wb") as file:
         pq.write_table(table, file)
 
 
 def _storable(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Pictures as PNG, and half characters, which no file can hold, replaced."""
+    """Encode images as PNG and replace lone surrogates, which can't be stored."""
 
     def clean(value: Any) -> Any:
         if isinstance(value, str):

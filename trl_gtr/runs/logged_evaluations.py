@@ -1,4 +1,4 @@
-"""Evaluations in the log of a run: when each was made, what it measured, and how sure it is."""
+"""Evaluations in a run's log: when they happened, what they measured, and their confidence intervals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Point:
     update: int
     value: float
     low: float
-    """The 95 % interval, or the value itself where none was logged."""
+    """Lower end of the 95 % interval, or the value itself if none was logged."""
     high: float
     moment: Moment
     """Before, during or after training."""
@@ -31,12 +31,12 @@ class Point:
 def evaluation_points(
     log: Iterable[Mapping[str, Any]], measure: str = "success", *, is_over: bool
 ) -> dict[str, list[Point]]:
-    """A log's evaluations in its order, by what they were played on ("" where that has no name).
+    """A log's evaluations in order, grouped by evaluation set ("" if unnamed).
 
     Args:
         log: Entries with `step`, the update.
         measure: `success`, `return` or `true_thoughts`.
-        is_over: Nothing more is trained: the policy after the last update is the trained one, whoever evaluates it.
+        is_over: Training has ended, so any evaluation after the last update is of the trained policy.
     """
     entries = list(log)
     last_update = max((entry["step"] for entry in entries), default=0)
@@ -62,5 +62,5 @@ def _moment(prefix: str, update: int, trained: bool) -> Moment:
 
 
 def last_point(points: Sequence[Point], moment: str) -> Point | None:
-    """The latest evaluation of a moment."""
+    """The latest evaluation before, during or after training."""
     return next((point for point in reversed(points) if point.moment == moment), None)

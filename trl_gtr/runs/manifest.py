@@ -1,7 +1,7 @@
-"""`manifest.json`: what a checkpoint, or a saved agent, says about itself.
+"""`manifest.json`: the description of a checkpoint or saved agent.
 
-It names the task, the package versions and the settings that a resumed run must share. A checkpoint's manifest also
-lists the size and SHA-256 of every file, so that a damaged checkpoint is refused.
+It holds the task, the package versions and the settings that a resumed run must share. A checkpoint's manifest also
+lists the size and SHA-256 of every file, so damaged checkpoints are detected.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ..tasks.base import Task
 
 MANIFEST_FILE = "manifest.json"
 FIRST_CONTENTS_FILE = "gtr_contents.json"
-"""What version 0.1 wrote instead."""
+"""The file version 0.1 wrote instead."""
 FORMAT = 3
-"""Of the checkpoint. 1 and 2 were those of version 0.1."""
+"""Checkpoint format. Version 0.1 used 1 and 2."""
 PACKAGES = ("trl-gtr", "trl", "transformers", "accelerate", "peft", "torch", "datasets", "gymnasium", "numpy")
 
 
@@ -40,8 +40,8 @@ class Manifest:
         task: The task's name.
         task_options: Its options.
         settings: Everything else that a resumed run must share.
-        versions: Of Python and the packages that the run depends on.
-        files: Size and SHA-256 of each file of a checkpoint; `None` for a saved agent.
+        versions: Versions of Python and the packages the run depends on.
+        files: Size and SHA-256 of each file in a checkpoint; `None` for a saved agent.
     """
 
     task: str
@@ -51,7 +51,7 @@ class Manifest:
     files: dict[str, dict[str, Any]] | None = None
 
     def write(self, folder: str | Path) -> None:
-        """Describe a saved agent, or a checkpoint whose files are listed."""
+        """Write `manifest.json` for a saved agent or checkpoint."""
         content: dict[str, Any] = {
             "format": FORMAT,
             "task": {"name": self.task, "options": self.task_options},
@@ -64,7 +64,7 @@ class Manifest:
             file.write_text(json.dumps(content, indent=2))
 
     def listing(self, folder: Path) -> Manifest:
-        """This manifest for a checkpoint: with all the files in `folder`."""
+        """This manifest with all the files in `folder` listed, for a checkpoint."""
         files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST_FILE)
         listed = {
             path.relative_to(folder).as_posix(): {"bytes": path.stat().st_size, "sha256": checksum(path)}
@@ -74,7 +74,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: str | Path) -> Manifest:
-        """The manifest of a folder. Raises a `ValueError` that says what to do if there is none to be read."""
+        """Read a folder's manifest. Raises a `ValueError` with advice if it is missing or unreadable."""
         file = Path(folder) / MANIFEST_FILE
         if not file.is_file():
             raise ValueError(_why_no_manifest(Path(folder)))
@@ -92,12 +92,12 @@ class Manifest:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{folder} is damaged: {MANIFEST_FILE} can't be read ({error!r}).") from error
         raise ValueError(
-            f"{folder} is a checkpoint of format {found!r}, and this version of trl-gtr reads format {FORMAT} only: "
+            f"{folder} is a checkpoint of format {found!r}, but this version of trl-gtr reads only format {FORMAT}: "
             "finish that run with the version that started it, or start a new run with this folder as the model."
         )
 
     def check_files(self, folder: str | Path) -> None:
-        """Raise a `ValueError` if a file of this checkpoint is missing, cut off or changed."""
+        """Raise a `ValueError` if a file of this checkpoint is missing, truncated or modified."""
         if self.files is None:
             raise ValueError(
                 f"{folder} is a saved agent, not a checkpoint: resume from a checkpoint-* folder, or start a new run "
@@ -115,10 +115,10 @@ class Manifest:
                 raise ValueError(f"{folder} is damaged: the contents of {name} have changed.")
 
     def check_task(self, folder: str | Path, task: str) -> None:
-        """A run can be resumed on its own task only."""
+        """Raise a `ValueError` if the run was on a different task."""
         if self.task != task:
             raise ValueError(
-                f"{folder} is of a run on {self.task!r}, not on {task!r}: resume it on {self.task!r}, or start a new "
+                f"{folder} is from a run on {self.task!r}, not {task!r}: resume it on {self.task!r}, or start a new "
                 "run in another --output_dir with this folder as --model_name_or_path."
             )
 
@@ -130,35 +130,36 @@ class Manifest:
         changed = [name for name in {**then_all, **now_all} if then_all.get(name) != now_all.get(name)]
         if "processes" in changed:
             raise ValueError(
-                f"{folder} is of a run with {then_all.get('processes')} processes, not {now_all['processes']}: each "
-                "has environments and corrections of its own. Launch as many."
+                f"{folder} is from a run with {then_all.get('processes')} processes, not {now_all['processes']}: each "
+                "has its own environments and corrections. Launch the same number."
             )
         if changed and not allow_changes:
             listed = "; ".join(
                 f"{name} was {_short(then_all.get(name))} and is {_short(now_all.get(name))}" for name in changed
             )
             raise ValueError(
-                f"{folder} is of another run: {listed}. Set them back, or set `allow_changed_config=True`."
+                f"{folder} is from a run with other settings: {listed}. Change them back, or set "
+                "`allow_changed_config=True`."
             )
 
     def _compared(self) -> dict[str, Any]:
         options = {f"task.{name}": value for name, value in self.task_options.items()}
-        return json.loads(json.dumps(options | self.settings))  # as a file gives it back: lists, not tuples
+        return json.loads(json.dumps(options | self.settings))  # as read from a file: lists, not tuples
 
 
 def describe_run(task: Task, corrector: Corrector | None, adapter: Mapping[str, Any], args: GTRConfig) -> Manifest:
     """The manifest of a run.
 
     Args:
-        task: What is played.
-        corrector: Who corrects thoughts.
+        task: The task.
+        corrector: The corrector, if any.
         adapter: Settings of the trained adapter; empty without one.
         args: The run's settings.
     """
     lora = {name: value for name, value in _plain(adapter).items() if name != "peft_version"}
     base = Path(lora.get("base_model_name_or_path") or "").name
     if base.startswith(SAVED_BASE):
-        lora["base_model_name_or_path"] = base  # a base saved with the run: the same wherever the run has moved
+        lora["base_model_name_or_path"] = base  # a base saved with the run: its name survives moving the run
     return Manifest(
         task=task.name,
         task_options={name: value for name, value in _plain(vars(task)).items() if name[0] != "_"},
@@ -172,22 +173,22 @@ def describe_run(task: Task, corrector: Corrector | None, adapter: Mapping[str, 
 
 
 def package_versions() -> dict[str, str]:
-    """Of Python and the packages that a run depends on."""
+    """Versions of Python and the packages a run depends on."""
     return {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
 
 
 def saved_task(folder: str | Path) -> str | None:
-    """The task that the agent in this folder was trained on; `None` if it has no manifest."""
+    """The task the agent in this folder was trained on; `None` without a manifest."""
     return Manifest.read(folder).task if (Path(folder) / MANIFEST_FILE).is_file() else None
 
 
 def find_checkpoint(given: str | bool | None, output_dir: str, required: bool) -> str | None:
-    """The folder to resume from: a given path, the newest one in `output_dir` for `True`, `None` for a fresh run.
+    """The folder to resume from: the given path, for `True` the newest one in `output_dir`, `None` for a new run.
 
     Args:
         given: `resume_from_checkpoint`.
-        output_dir: Of the run.
-        required: Whether `True` is an error if there is no checkpoint in `output_dir`; otherwise it is a fresh run.
+        output_dir: The run's output folder.
+        required: With `True` and no checkpoint in `output_dir`, raise an error instead of starting a new run.
     """
     if not given:
         return None
@@ -218,7 +219,7 @@ def _why_no_manifest(folder: Path) -> str:
             "version that started it, or start a new run with this folder as the model."
         )
     return (
-        f"{folder} is not a checkpoint of this trainer ({MANIFEST_FILE} is missing). Name a checkpoint-* folder of a "
+        f"{folder} is not a checkpoint of this trainer ({MANIFEST_FILE} is missing). Pass a checkpoint-* folder of a "
         "GTR run, or start a new run with this folder as the model."
     )
 
@@ -228,7 +229,7 @@ def _file_list(listed: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, A
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those values that JSON can hold."""
+    """Keep only the values that JSON can represent."""
     plain: dict[str, Any] = {}
     for name, value in values.items():
         with suppress(TypeError, ValueError):

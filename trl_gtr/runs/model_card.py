@@ -1,4 +1,4 @@
-"""The model card of a trained agent: what it was made of, how to play with it, how well it plays, and its curves."""
+"""The model card of a trained agent: how it was trained, how to use it, evaluations, and learning curves."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 @dataclass(frozen=True)
 class TrainedAgent:
-    """What a card is written about.
+    """The agent a card describes.
 
     Args:
         name: The model's name.
-        hub_model_id: Where it lies on the hub; `None` if it doesn't.
-        base_model: Name or folder of the model that was trained.
-        is_adapter: It is an adapter of the base model, not a whole one.
-        corrector: Who corrected thoughts; `None` for PPO alone.
+        hub_model_id: Its name on the Hub; `None` if it is not there.
+        base_model: Name or folder of the starting model.
+        is_adapter: It is an adapter for the base model, not a full model.
+        corrector: The corrector; `None` for PPO alone.
         log: The run's log history.
         paper: `title`, `id` and `citation`.
     """
@@ -71,13 +71,13 @@ class TrainedAgent:
 
     @property
     def base_on_hub(self) -> str | None:
-        """The base model's name on the hub, if it came from there."""
+        """The base model's name on the Hub, if it came from there."""
         is_name = _HUB_NAME.fullmatch(self.base_model) and not Path(self.base_model).is_dir()
         return self.base_model if is_name else None
 
 
 def write_model_card(folder: str | Path, agent: TrainedAgent) -> None:
-    """`README.md`, and beside it the curves where matplotlib is installed."""
+    """Write `README.md` and, if matplotlib is installed, the learning curves."""
     folder = Path(folder)
     drawn = {name: words for name, words in CURVES.items() if len(curve({"log": agent.log}, name))}
     has_curves = bool(drawn) and importlib.util.find_spec("matplotlib") is not None
@@ -96,7 +96,7 @@ def model_card(agent: TrainedAgent, has_curves: bool = False) -> ModelCard:
         _snippet(agent),
         "## Evaluation",
         _evaluation(agent),
-        *([f"![Curves of training]({CURVES_FILE})"] if has_curves else []),
+        *([f"![Learning curves]({CURVES_FILE})"] if has_curves else []),
         "## Training",
         _training(agent),
         "## Citation",
@@ -118,7 +118,7 @@ def _metadata(agent: TrainedAgent) -> ModelCardData:
 
 
 def _eval_results(agent: TrainedAgent) -> list[EvalResult]:
-    """What the trained agent achieves; evaluations before and during training aren't its own."""
+    """Results of the trained agent only, not from before or during training."""
     results = []
     for measure, title in (("success", "Success rate"), ("true_thoughts", "True thoughts")):
         for name, points in evaluation_points(agent.log, measure, is_over=True).items():
@@ -147,9 +147,9 @@ def _introduction(agent: TrainedAgent) -> str:
     if base:
         words = f"[{base}](https://huggingface.co/{base})"
     elif shipped in tiny_llava.VARIANTS:
-        words = f"`{shipped}`, the model of a million parameters that ships with trl-gtr"
-    else:  # a folder of whoever trained it is nobody else's business
-        words = f"`{Path(agent.base_model).name}`" if agent.base_model else "a model that was built from scratch"
+        words = f"`{shipped}`, the million-parameter model that ships with trl-gtr"
+    else:  # don't publish local paths
+        words = f"`{Path(agent.base_model).name}`" if agent.base_model else "a model built from scratch"
     task, paper = agent.task.name, f"https://huggingface.co/papers/{agent.paper['id']}"
     what = (
         f"An adapter that turns {words} into an agent for the task **{task}**, trained"
@@ -157,19 +157,19 @@ def _introduction(agent: TrainedAgent) -> str:
         else f"A vision-language agent for the task **{task}**, trained from {words},"
     )
     return (
-        f"{what} with [Guided Thought Reinforcement]({paper}). It looks at a picture, writes down its thought as "
+        f"{what} with [Guided Thought Reinforcement]({paper}). It looks at a picture, writes its thought as "
         "JSON, and acts."
     )
 
 
 def _snippet(agent: TrainedAgent) -> str:
-    """One step with the saved agent, with nothing but its task, its folder and transformers."""
+    """Code that plays one step with the saved agent, using only its task, its folder and transformers."""
     kind = type(agent.task)
     if kind.__module__.startswith("trl_gtr."):
-        names, made = "load_policy, make_task", f'make_task("{agent.task.name}")'
+        names, task = "load_policy, make_task", f'make_task("{agent.task.name}")'
         own = ""
     else:
-        names, made = "load_policy", f"{kind.__name__}()  # with the settings that it was trained with"
+        names, task = "load_policy", f"{kind.__name__}()  # with its training settings"
         own = f"from {kind.__module__} import {kind.__name__}\n"
     where = repr(agent.hub_model_id or agent.args.output_dir)
     if agent.hub_model_id and agent.is_adapter:
@@ -178,7 +178,7 @@ def _snippet(agent: TrainedAgent) -> str:
 from PIL import Image
 {own}from trl_gtr import {names}
 
-task = {made}
+task = {task}
 model, processor = load_policy({where})
 
 env = task.make_env(evaluation=True)
@@ -211,8 +211,8 @@ def _evaluation(agent: TrainedAgent) -> str:
         thoughts = last_point(true_thoughts.get(name, []), "after")
         cells = (name or "all", before or "–", after or "–", f"{thoughts.value:.0%}" if thoughts else "–")
         rows.append(f"| {' | '.join(map(str, cells))} |")
-    how = "the likeliest token each time" if agent.args.eval_greedy else "sampled responses"
-    return "\n".join(rows) + f"\n\nShare of episodes won, in brackets its 95 % interval; played with {how}."
+    how = "greedy decoding" if agent.args.eval_greedy else "sampled responses"
+    return "\n".join(rows) + f"\n\nShare of episodes won, with its 95 % interval in brackets; played with {how}."
 
 
 def _training(agent: TrainedAgent) -> str:

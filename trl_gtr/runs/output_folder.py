@@ -1,6 +1,6 @@
-"""The folder that a run writes into: what an earlier run has left there, and when that may go.
+"""A run's output folder: finds what an earlier run left there and removes it on request.
 
-Only what bears a name that a run gives is ever removed, and only if `overwrite` asks for it.
+Only files and folders with names that runs use are ever removed, and only with `overwrite`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CHECKPOINT = re.compile(r"checkpoint-\d+")
 
 
 def earlier_run(folder: Path) -> Iterator[Path]:
-    """What another run has written here."""
+    """Files and folders written by an earlier run."""
     for name in (METRICS_FILE, CARD_FILE, *_adapter_files(folder)):
         if (folder / name).is_file():
             yield folder / name
@@ -31,8 +31,8 @@ def earlier_run(folder: Path) -> Iterator[Path]:
 
 
 def _adapter_files(folder: Path) -> tuple[str, ...]:
-    """An adapter that a run has saved here: a model that is saved beside it would be loaded as that adapter."""
-    # A manifest, or version 0.1's value head, tells it from an adapter that somebody else has put here.
+    """An adapter saved here by a run. If left, a full model saved next to it would be loaded as that adapter."""
+    # A manifest (or version 0.1's value head) marks an adapter as saved by a run.
     marks = (MANIFEST_FILE, VALUE_HEAD_FILE)
     has_adapter = any((folder / name).is_file() for name in ADAPTER_FILES)
     by_run = any((folder / name).is_file() for name in marks)
@@ -40,26 +40,26 @@ def _adapter_files(folder: Path) -> tuple[str, ...]:
 
 
 def problem(folder: str | Path, overwrite: bool) -> str | None:
-    """Why no fresh run may begin here; `None` if one may."""
+    """Why a new run can't start here; `None` if it can."""
     folder = Path(folder)
     found = list(earlier_run(folder))
     if found and not overwrite:
         names = ", ".join(path.name for path in found[:3]) + (", …" if len(found) > 3 else "")
         return printable(
-            f"{folder} holds an earlier run ({names}). Set `overwrite=True` (--overwrite) to replace it, resume it "
+            f"{folder} contains an earlier run ({names}). Set `overwrite=True` (--overwrite) to replace it, resume it "
             "with `resume_from_checkpoint=True` (--resume_from_checkpoint true), or choose another `output_dir`."
         )
     for path in found:
         if path.is_dir() and not any((path / name).is_file() for name in (MANIFEST_FILE, FIRST_CONTENTS_FILE)):
             return printable(
-                f"{path} is not a checkpoint of this trainer, so it isn't overwritten: move it away, or choose "
+                f"{path} is not a checkpoint of this trainer, so it won't be overwritten: move it, or choose "
                 "another `output_dir`."
             )
     return None
 
 
 def remove_earlier_run(folder: str | Path) -> None:
-    """Everything that `earlier_run` names; other files stay."""
+    """Remove everything that `earlier_run` finds; other files stay."""
     for path in list(earlier_run(Path(folder))):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

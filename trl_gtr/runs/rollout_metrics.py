@@ -1,4 +1,4 @@
-"""What one rollout looked like, in numbers and as a table of sampled steps."""
+"""Metrics of one rollout, and a table of sampled steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def count_rollout(rollout: Rollout, task: Task, means: Means) -> None:
             lost = bool((episode[-1].final_info or {}).get("worker_lost"))
             means.add("episode/worker_lost", lost)
             if lost:
-                continue  # nobody knows how it would have ended
+                continue  # its outcome is unknown
         success = task.success(episode)
         means.add("episode/return", sum(step.reward for step in episode))
         means.add("episode/length", len(episode))
@@ -53,7 +53,7 @@ def count_rollout(rollout: Rollout, task: Task, means: Means) -> None:
 
 
 def without_images(rollout: Rollout) -> Rollout:
-    """A rollout to send around: what its texts and judgements are, with images as digests that can be compared."""
+    """A rollout that is cheap to send: texts and verdicts, with images replaced by digests for comparison."""
 
     def light(step: Transition) -> Transition:
         digest = np.frombuffer(hashlib.blake2b(step.image.tobytes(), digest_size=16).digest(), np.uint8)
@@ -63,7 +63,7 @@ def without_images(rollout: Rollout) -> Rollout:
 
 
 def add_up(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """One corrector's metrics out of those of each process: totals are added, [`Share`]s by their parts."""
+    """Combine the metrics of all processes: totals are summed, [`Share`]s by numerator and denominator."""
     total: dict[str, float] = {}
     for name, value in ((name, value) for each in metrics for name, value in each.items()):
         before = total.get(name)
@@ -75,7 +75,7 @@ def add_up(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def completions_table(rollout: Rollout, rows: int, seed: int, advantages: np.ndarray | None = None) -> Table:
-    """`rows` steps of the rollout, drawn by `seed`: prompt tail, thought, correction, action, reward."""
+    """A table of `rows` random steps: end of the prompt, thought, correction, action, reward."""
     table = Table(title="Sampled steps", show_lines=True)
     for column in ("prompt", "thought", "correction", "action", "reward", "advantage"):
         table.add_column(column, overflow="fold")
@@ -94,7 +94,7 @@ def completions_table(rollout: Rollout, rows: int, seed: int, advantages: np.nda
 
 
 def _cell(text: str) -> Text:
-    """What a model writes is neither rich's markup nor a terminal's control sequence."""
+    """Text from a model, without rich markup or terminal control sequences."""
     return Text(printable(text))
 
 

@@ -1,7 +1,7 @@
-"""What a run says of itself on disk while it runs: `metrics.jsonl`, a line a log, and `run.json`, its card.
+"""A run's log on disk: `metrics.jsonl`, one line per log, and `run.json`, its card.
 
-Both are complete at every moment, so that a report can be made of a run that is going on or has crashed. The card
-names the process, so that a reader can tell the one from the other.
+Both are always valid, so a run can be reported while it is running or after a crash. The card records the process, so
+readers can tell the two apart.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ METRICS_FILE = "metrics.jsonl"
 CARD_FILE = "run.json"
 MOST_WARNINGS = 100
 SECRETS = ("token", "key", "password", "secret")
-"""How the name of an option ends whose value the card doesn't show."""
+"""Suffixes of options whose values are hidden in the card."""
 LIBRARY = "trl_gtr"
 """The logger whose warnings are kept."""
 
 
 class RunLog(TrainerCallback):
-    """Keeps `metrics.jsonl` and `run.json`. Everything is left to the first process.
+    """Writes `metrics.jsonl` and `run.json`, on rank 0 only.
 
     Args:
-        args: The settings, which the card shows.
-        about: More for the card: task, model, corrector.
+        args: The settings, shown in the card.
+        about: Further card entries: task, model, corrector.
     """
 
     def __init__(self, args: GTRConfig, about: dict[str, Any]) -> None:
         self.folder, self.about = Path(args.output_dir), about
         self.warnings = _WarningList()
         self.card: dict[str, Any] = {}
-        """Empty on all processes but the first, and before training."""
+        """Empty before training, and on all ranks but 0."""
         self.earlier_seconds, self.begun_at = 0.0, 0.0
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -71,8 +71,8 @@ class RunLog(TrainerCallback):
                 self.card["started"], self.warnings.entries = old["started"], kept
                 self.earlier_seconds = float(old.get("seconds", 0.0))
             except (ValueError, KeyError, TypeError) as error:
-                logger.warning("%s can't be read (%r): the run begins a new one.", earlier, error)
-        # The history of a resumed run ends at its checkpoint: what a crash has left behind that is gone.
+                logger.warning("%s can't be read (%r): starting a new one.", earlier, error)
+        # A resumed run's history ends at its checkpoint; drop anything logged after it.
         metrics = self.folder / METRICS_FILE
         with writing_log(metrics), atomic_write(metrics) as file:
             file.write_text("".join(map(_line, state.log_history)), "utf-8")
@@ -83,7 +83,7 @@ class RunLog(TrainerCallback):
         self.warnings.update = state.global_step
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        # Before training there is nobody to write for; what was logged until then is in the history.
+        # Anything logged before training is in the history, which is written when training begins.
         if self.card:
             metrics = self.folder / METRICS_FILE
             with writing_log(metrics), metrics.open("a", encoding="utf-8") as file:
@@ -98,10 +98,10 @@ class RunLog(TrainerCallback):
             self._write_card()
 
     def _note_crash(self) -> None:
-        """The interpreter ends and training hasn't: say so, and why if a traceback was printed."""
+        """Called if the interpreter exits before training ends: record the crash, and the error if known."""
         card = self.folder / CARD_FILE
         if not card.is_file() or json.loads(card.read_text("utf-8")).get("updated") != self.card["updated"]:
-            return  # removed since, or of a later run
+            return  # removed, or written by a later run
         error = getattr(sys, "last_value", None)
         self.card |= {"state": "crashed", "error": None if error is None else one_line(repr(error), 500)}
         self._write_card()
@@ -143,7 +143,7 @@ def run_card(args: GTRConfig) -> dict[str, Any]:
 
 
 def command_line(words: Sequence[str]) -> str:
-    """A command as one would type it, with its secrets hidden."""
+    """A command as typed, with secrets hidden."""
     shown: list[str] = []
     hide_next = False
     for word in words:
@@ -155,14 +155,14 @@ def command_line(words: Sequence[str]) -> str:
 
 
 def _is_set(name: str, value: Any, defaults: dict[str, Any]) -> bool:
-    """Whether somebody chose this value; not what the arguments work out by themselves or hide."""
+    """Whether the user chose this value; excludes derived and hidden fields."""
     if name not in defaults or name in (*refused_fields(), "accelerator_config") or name.endswith("_token"):
         return False
     return value != defaults[name] and bool(value or defaults[name])
 
 
 class _WarningList(logging.Handler):
-    """The library's warnings, each with the update after which it came; the same words once, with their count."""
+    """Collects the library's warnings with their update; repeats are counted, not listed again."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -172,7 +172,7 @@ class _WarningList(logging.Handler):
     def listen(self) -> None:
         library = logging.getLogger(LIBRARY)
         for other in [handler for handler in library.handlers if isinstance(handler, _WarningList)]:
-            library.removeHandler(other)  # of a run that ended in an error
+            library.removeHandler(other)  # left by a run that failed
         library.addHandler(self)
 
     def stop(self) -> None:
@@ -180,7 +180,7 @@ class _WarningList(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if logging.lastResort is not None and not logging.getLogger().handlers:
-            logging.lastResort.handle(record)  # which prints warnings only as long as nobody listens
+            logging.lastResort.handle(record)  # it would print the warning if this handler weren't installed
         message = record.getMessage()
         for entry in self.entries:
             if entry["message"] == message:

@@ -1,4 +1,4 @@
-"""Ending a run early, so that it can be resumed: on a signal, a spent budget, or numbers that aren't finite."""
+"""Stops a run early but resumably: on a signal, a spent budget, or non-finite values."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ logger = logging.getLogger(__name__)
 
 
 class Snapshot(NamedTuple):
-    """What collecting a rollout changes, as it was before."""
+    """State before a rollout, for everything that collecting one changes."""
 
     collector: dict[str, Any]
     random: dict[str, Any]
 
 
 class RunStopper:
-    """Leaves a checkpoint behind and ends the run. Every method must be called by all processes.
+    """Saves a checkpoint and ends the run. Every method must be called by all processes.
 
     Args:
         processes: All processes of the run.
-        checkpointer: Knows what is saved.
-        collector: Goes back to where a rollout began that is abandoned.
-        save: Writes a checkpoint; `None` if the run saves none.
-        end: Called before the run is left by an exception: callbacks close their files.
+        checkpointer: Knows what has been saved.
+        collector: Rewound to the start of an abandoned rollout.
+        save: Writes a checkpoint; `None` if saving is off.
+        end: Called before an exception ends the run, so callbacks can close their files.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class RunStopper:
         self._save, self._end = save, end
 
     def snapshot(self, step: int) -> Snapshot | None:
-        """Taken before a rollout, if a checkpoint of this moment may have to be written later."""
+        """Take a snapshot before a rollout, in case this state has to be saved later."""
         if self._save is None or self.checkpointer.is_saved(step):
             return None
         return Snapshot(self.collector.state_dict(), random_states())
@@ -62,13 +62,13 @@ class RunStopper:
         faults: Sequence[str | None] = (),
         before: Snapshot | None = None,
     ) -> None:
-        """If any process has received a signal or can't act: save the state after update `step`, and leave.
+        """If any process has received a signal or can't act, save the state after update `step` and exit.
 
         Args:
             step: Updates so far.
-            received: The signal of each process.
-            faults: Why each process can't act.
-            before: The state before a rollout that is now abandoned.
+            received: The signal each process received, if any.
+            faults: Why each process can't act, if it can't.
+            before: The state before the abandoned rollout.
         """
         number = next((each for each in received if each is not None), None)
         fault = next((f"{each} (process {rank})" for rank, each in enumerate(faults) if each), None)
@@ -81,10 +81,10 @@ class RunStopper:
         self._end()
         if fault is not None:
             raise FloatingPointError(fault)
-        raise SystemExit(128 + (number or 0))  # as a scheduler expects it
+        raise SystemExit(128 + (number or 0))  # the exit code schedulers expect
 
     def stop_if_spent(self, step: int, reason: str | None) -> bool:
-        """After an update: save and return `True` if the corrector of any process has nothing left to spend.
+        """After an update: save and return `True` if any process's corrector has spent its budget.
 
         Args:
             step: Updates so far.
@@ -109,18 +109,18 @@ class RunStopper:
         )
 
     def _save_and_log(self, step: int, reason: str) -> None:
-        """Leave a checkpoint behind, unless saving is off or there is one already."""
+        """Save a checkpoint, unless saving is off or there is one already."""
         if self._save is not None and not self.checkpointer.is_saved(step):
             self._save()
         if self.processes.rank == 0:
             saved = self.checkpointer.is_saved(step)
             folder = self.checkpointer.folder(step)
-            where = f"Resume from {folder}." if saved else "Nothing is saved (save_strategy='no')."
+            where = f"Resume from {folder}." if saved else "Nothing was saved (save_strategy='no')."
             logger.warning("The run stops after update %d: %s. %s", step, reason, where)
 
 
 def random_states() -> dict[str, Any]:
-    """Every global random generator, for [`set_random_states`]."""
+    """The state of every global random generator, for [`set_random_states`]."""
     states = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
     return states | ({"cuda": torch.cuda.get_rng_state_all()} if torch.cuda.is_available() else {})
 

@@ -1,6 +1,6 @@
-"""Pictures of sampled steps for the trackers in `report_to` that can show them.
+"""Sends images of sampled steps to TensorBoard, Weights & Biases and Trackio, if they are in `report_to`.
 
-TensorBoard, Weights & Biases and Trackio can. The numbers go there by `Trainer.log` as always.
+The metrics get there through `Trainer.log` as usual.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class TrackerImages(TrainerCallback):
     """Sends a few steps of every logged update to the trackers.
 
     Args:
-        args: `num_completions_to_print` says how many.
-        callbacks: The trainer's, among them the trackers.
+        args: `num_completions_to_print` sets how many.
+        callbacks: The trainer's callbacks, including the trackers.
     """
 
     def __init__(self, args: GTRConfig, callbacks: Sequence[TrainerCallback]) -> None:
@@ -52,7 +52,7 @@ class TrackerImages(TrainerCallback):
             import wandb
 
             pictures = [wandb.Image(image, caption=words) for image, words in samples]
-            wandb.log({TAG: pictures}, commit=False)  # part of the log that follows
+            wandb.log({TAG: pictures}, commit=False)  # goes with the next log
         if "trackio" in self.trackers:
             import trackio
 
@@ -62,12 +62,12 @@ class TrackerImages(TrainerCallback):
 
 
 def caption(rollout: Rollout, i: int) -> str:
-    """What was said, and what the corrector says of it."""
+    """The response and the corrector's verdict."""
     step, correction = rollout.transitions[i], rollout.corrections[i]
     verdict = correction.verdict if correction else "not asked"
     return storable(f"{step.response.text}\nreward {step.reward:g}, legal: {step.legal}, corrector: {verdict}")
 
 
 def _verbatim(text: str) -> str:
-    """For a tracker that reads Markdown: an indented block is shown as it is."""
+    """Indent, so that trackers that render Markdown show the text verbatim."""
     return "\n".join("    " + line for line in text.splitlines())

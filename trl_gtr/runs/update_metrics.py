@@ -1,4 +1,4 @@
-"""Everything that is logged of one update, over all processes; each name is explained in docs/metrics."""
+"""Everything logged for one update, over all processes; docs/metrics explains each name."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def update_metrics(
     guide: Guide,
     processes: Processes,
 ) -> dict[str, float]:
-    """To be called on all processes.
+    """Must be called on all processes.
 
     Args:
-        rollout, experience: Of this process.
-        means: What was counted on the way; it takes more here.
-        seconds: What took how long.
+        rollout, experience: This process's own.
+        means: Metrics collected so far; more are added here.
+        seconds: Duration of each phase.
     """
     gather = processes.gather
     count_rollout(rollout, task, means)
@@ -45,7 +45,7 @@ def update_metrics(
         means.maximum(name, value)
     metrics = value_metrics(experience, means, processes)
     metrics = means.reduce(gather) | metrics
-    # This is no mean: it needs everybody's steps in one place.
+    # Not a mean: needs the steps of all processes in one place.
     everything = rollout if processes.world_size == 1 else _joined(gather(without_images(rollout)))
     slowest = max(gather(sum(seconds[name] for name in seconds if not name.startswith("collect_rank"))))
     labels, images = (0, 0) if guide.buffer is None else (len(guide.buffer), guide.buffer.num_images)
@@ -60,7 +60,7 @@ def update_metrics(
 
 
 def value_metrics(experience: Experience, means: Means, processes: Processes) -> dict[str, float]:
-    """How well the value head knows the returns; nothing where there is none."""
+    """How well the value head predicts the returns; empty without a value head."""
     values, returns = experience.scores.value, experience.returns
     if values is None or returns is None:
         return {}
@@ -73,8 +73,8 @@ def value_metrics(experience: Experience, means: Means, processes: Processes) ->
 
 
 def peak_memory() -> dict[str, float]:
-    """Of this process, in GB."""
-    # Linux counts in KB, macOS in bytes.
+    """Peak memory of this process, in GB."""
+    # Linux reports KB, macOS bytes.
     unit = 1e9 if sys.platform == "darwin" else 1e6
     memory = {"memory/cpu_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit}
     if torch.cuda.is_available():
@@ -83,5 +83,5 @@ def peak_memory() -> dict[str, float]:
 
 
 def _joined(rollouts: Sequence[Rollout]) -> Rollout:
-    """All processes' steps as one rollout."""
+    """Steps of all processes as one rollout."""
     return Rollout([t for r in rollouts for t in r.transitions], [c for r in rollouts for c in r.corrections], [], [])

@@ -1,1 +1,1 @@
-"""What `trl-gtr …` and the examples call: arguments, training, evaluation."""
+"""Implementation of `trl-gtr …` and the examples: arguments, training, evaluation."""

@@ -1,4 +1,4 @@
-"""Arguments of commands and scripts: the command line over a YAML file, every mistake an error of one line."""
+"""Argument parsing: the command line overrides a YAML file, and mistakes give one-line errors."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from .usage import check_names, format_help, options_of_task
 
 @dataclass
 class TaskArguments:
-    """The task of a command. Options that it declares may be given by their own names too: `--hands pool`."""
+    """The task. Its own options can also be given by name, e.g. `--hands pool`."""
 
     task: str = field(
         default="points24",
         metadata={"help": "points24, ezpoints, number_line, blackjack, alfworld, or module:Class."},
     )
     task_options: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Options of the task by name; a mapping in a file, JSON on the command line."}
+        default=None, metadata={"help": "Task options by name: a mapping in a file, JSON on the command line."}
     )
 
     def make_task(self, **more: Any) -> Task:
-        """The task; `more` options go over those that are given."""
+        """Create the task; `more` options override the given ones."""
         return make_task(self.task, **task_options_of(self.task_options) | more)
 
 
 class Parser(TrlParser):
-    """TRL's parser, with one-line errors and a short help: there are hundreds of options."""
+    """TRL's parser with one-line errors and a short help, since there are hundreds of options."""
 
     def __init__(
         self,
@@ -48,11 +48,11 @@ class Parser(TrlParser):
         self.task_options: list[Option] = []
 
     def error(self, message: str) -> NoReturn:
-        raise ValueError(message)  # argparse would print the usage and a line of its own
+        raise ValueError(message)  # argparse would also print the usage
 
     @property
     def names(self) -> set[str]:
-        """The options' names, as in a file."""
+        """The options' names, as used in a file."""
         return {action.dest for action in self._actions}
 
     def format_help(self) -> str:
@@ -67,7 +67,7 @@ class Parser(TrlParser):
 
 
 def _group(dataclass: Any) -> str:
-    """The heading of a class's options: what it says about itself, else its name."""
+    """The heading for a class's options."""
     return vars(dataclass).get("_argument_group_name") or dataclass.__name__
 
 
@@ -81,18 +81,18 @@ def parse_arguments(
     hidden: Container[str] = (),
     prog: str | None = None,
 ) -> tuple[Any, ...]:
-    """One instance of each dataclass: the command line over `--config FILE`, over `defaults`.
+    """One instance of each dataclass. The command line overrides `--config FILE`, which overrides `defaults`.
 
-    Where one of them has a field `task_options`, the options that the task declares may be given by their plain names.
+    If one of them has a field `task_options`, the task's options can also be given by their plain names.
 
     Args:
-        dataclass_types: Whose fields are the options.
-        argv: The command line; the program's own if left out.
-        default_config: The file that stands for a missing `--config`.
-        description: What `--help` says first: the script's docstring.
-        defaults: Other defaults than those of the dataclasses.
-        hidden: Fields that `--help` leaves out.
-        prog: How the program is called.
+        dataclass_types: Their fields are the options.
+        argv: The command line; `sys.argv` by default.
+        default_config: The file to use without `--config`.
+        description: First lines of `--help`: the script's docstring.
+        defaults: Override the dataclasses' defaults.
+        hidden: Fields not shown by `--help`.
+        prog: The program's name.
     """
     words = command_line(argv)
     parser = Parser(dataclass_types, description, hidden, prog)

@@ -1,4 +1,4 @@
-"""Versions, extras, GPUs, and what of ALFWorld can run here: `trl-gtr check`."""
+"""`trl-gtr check`: versions, extras, GPUs, and which parts of ALFWorld can run here."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..environments.alfworld.check import report
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """What is installed, against what the package asks for; 1 if something that it needs is missing or too old."""
+    """Compare what is installed with the requirements; returns 1 if something required is missing or unsuitable."""
     argparse.ArgumentParser(prog="trl-gtr check", description=__doc__).parse_args(argv)
-    import torch  # takes seconds, which `--help` needn't
+    import torch  # slow, so not needed for `--help`
 
     wrong = 0
     print(f"Python {sys.version.split()[0]}, trl-gtr {importlib.metadata.version('trl-gtr')}")
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _requirements() -> dict[str, list[Requirement]]:
-    """What the package needs (under the empty name) and what its extras for users need."""
+    """Requirements of the package (under the empty name) and of its user-facing extras."""
     found: dict[str, list[Requirement]] = {"": []}
     for text in importlib.metadata.requires("trl-gtr") or []:
         requirement = Requirement(text)

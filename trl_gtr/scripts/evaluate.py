@@ -5,9 +5,9 @@
     trl-gtr evaluate --task alfworld --split valid_unseen --episodes all
 
 An agent is `expert`, `random`, `tiny`, a folder or hub name of a vision-language model, or `openai:MODEL` for one
-behind an OpenAI-compatible server (`--base_url`). Greedy unless `--temperature` says otherwise. Success is shown with
-its 95 % interval, over all deals, over those that can be won, and by the task's own kinds of deals. ALFWorld's games
-and a set of Points24's hands are each played once before any comes again; `--episodes all` ends there.
+behind an OpenAI-compatible server (`--base_url`). Decoding is greedy unless `--temperature` is set. Success is shown
+with its 95 % interval, over all deals, over winnable ones, and by kind of deal. ALFWorld's games and a set of Points24
+hands are each played once before any repeats; `--episodes all` stops there.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ DTYPES = ("float32", "bfloat16", "float16")
 @dataclass
 class Arguments(TaskArguments):
     agents: list[str] | None = field(
-        default=None, metadata={"help": "Who plays; left out: the expert, chance and the embedded model."}
+        default=None, metadata={"help": "The agents; default: the expert, random play and the embedded model."}
     )
     episodes: str = field(
-        default="200", metadata={"help": "Episodes for each agent, or 'all': each game or hand of a set once."}
+        default="200", metadata={"help": "Episodes per agent, or 'all': each game or hand in the set once."}
     )
-    seed: int = field(default=0, metadata={"help": "Decides the deals."})
+    seed: int = field(default=0, metadata={"help": "Seed for the deals."})
     temperature: float = field(default=0.0, metadata={"help": "Sampling temperature; 0 is greedy."})
-    max_completion_length: int = field(default=256, metadata={"help": "Most new tokens of a response."})
-    batch_size: int = field(default=32, metadata={"help": "Episodes side by side."})
-    device: str | None = field(default=None, metadata={"help": "Where models run; left out: a GPU if there is one."})
+    max_completion_length: int = field(default=256, metadata={"help": "Maximum new tokens per response."})
+    batch_size: int = field(default=32, metadata={"help": "Episodes played in parallel."})
+    device: str | None = field(default=None, metadata={"help": "Device for models; default: a GPU if there is one."})
     dtype: str = field(default="float32", metadata={"help": "Precision of models, e.g. bfloat16."})
-    base_url: str | None = field(default=None, metadata={"help": "Server of openai:MODEL agents."})
-    any_task: bool = field(default=False, metadata={"help": "Let agents play that were trained on another task."})
+    base_url: str | None = field(default=None, metadata={"help": "Server for openai:MODEL agents."})
+    any_task: bool = field(default=False, metadata={"help": "Allow agents trained on another task."})
     output: str | None = field(default=None, metadata={"help": "Write every episode's result to this JSON file."})
 
     _argument_group_name = "options"
@@ -47,20 +47,20 @@ def main(argv: Sequence[str] | None = None, description: str | None = __doc__, p
     with one_line_errors():
         (args,) = parse_arguments([Arguments], argv, description=description, prog=prog)
         _check(args)
-    from .playing import play  # torch, which neither `--help` nor a typo should wait for
+    from .playing import play  # imports torch, which would slow down `--help` and error messages
 
     play(args)
     return 0
 
 
 def _check(args: Arguments) -> None:
-    """What would otherwise be found out when everything has been played."""
+    """Catch errors that would otherwise appear only after playing."""
     for name in ("batch_size", "max_completion_length"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name} must be at least 1, not {getattr(args, name)}.")
     if args.temperature < 0:
         raise ValueError("--temperature must not be negative; 0 is greedy.")
     if args.dtype not in DTYPES:
-        raise ValueError(f"--dtype {args.dtype}: there is {', '.join(DTYPES)}.")
+        raise ValueError(f"--dtype {args.dtype}: choose one of {', '.join(DTYPES)}.")
     if args.output and not Path(args.output).absolute().parent.is_dir():
-        raise ValueError(f"--output {args.output}: there is no such folder. Make it first.")
+        raise ValueError(f"--output {args.output}: the folder does not exist. Create it first.")

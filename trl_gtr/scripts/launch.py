@@ -4,8 +4,8 @@
     trl-gtr train --task ezpoints --corrector openai --corrector_model gpt-4o --corrector_max_usd 20
     trl-gtr train --task my_module:MyTask --config my_settings.yaml --num_processes 2
 
-Without --config it trains the embedded model with the task's own settings, in minutes on a CPU. Give options of the
-task by their names (--hands pool) or as JSON (--task_options '{"hands": "pool"}'). Options of `accelerate launch` are
+Without --config it trains the embedded model with the task's default settings, in minutes on a CPU. Task options can
+be given by name (--hands pool) or as JSON (--task_options '{"hands": "pool"}'). Options of `accelerate launch` are
 passed on: --num_processes, --config_file FILE, or --accelerate_config NAME for one of TRL's own files.
 """
 
@@ -24,7 +24,7 @@ from .options import Option, launcher_options, train_options
 from .settings import command_line, find_own_modules, given_options, settings_of, task_of, value_of, with_defaults
 from .usage import check_names, format_help, one_line_errors, options_of_task
 
-# Headings of our fields in the sources → groups of the help, in their order.
+# Field headings in the sources → groups in the help, in this order.
 _GROUPS = {
     "task": "task",
     "model": "model",
@@ -37,7 +37,7 @@ _GROUPS = {
     "several processes, faults, resuming": "processes, faults, resuming",
     "what is shown": "output",
 }
-# Fields that belong to another group than their heading says, and inherited ones that every user needs.
+# Fields shown in a different group than their heading's, and the inherited ones every user needs.
 _PLACED = {
     "per_device_train_batch_size": "sizes",
     "temperature": "response",
@@ -60,7 +60,7 @@ _USAGE_ERROR = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`trl-gtr train`: check the words, then start `trl_gtr.scripts.train` through accelerate's launcher."""
+    """`trl-gtr train`: check the arguments, then start `trl_gtr.scripts.train` through accelerate's launcher."""
     words = command_line(argv)
     with one_line_errors():
         check_words(words, description=__doc__, launcher=True)
@@ -72,14 +72,14 @@ def train(argv: Sequence[str] | None = None, *, task: str | None = None, descrip
     """Train in this process, as the example scripts do under `accelerate launch`.
 
     Args:
-        argv: The command line; the program's own if left out.
-        task: The task of a command line that names none.
-        description: What `--help` says first.
+        argv: The command line; `sys.argv` by default.
+        task: The default task.
+        description: First lines of `--help`.
     """
     words = command_line(argv)
     with one_line_errors():
         check_words(words, task=task, description=description, prog=Path(sys.argv[0]).name)
-    from .train import train as train_here  # torch, which nobody with a typo should wait for
+    from .train import train as train_here  # imports torch, which would slow down error messages
 
     train_here(words, task=task)
 
@@ -92,7 +92,7 @@ def check_words(
     prog: str = "trl-gtr train",
     launcher: bool = False,
 ) -> None:
-    """Answer `--help`, and raise a `ValueError` for an option that doesn't exist; all without torch."""
+    """Handle `--help` and raise a `ValueError` for an unknown option, without importing torch."""
     find_own_modules()
     known = train_options()
     words = with_defaults(words, task or known["task"].default)
@@ -106,12 +106,14 @@ def check_words(
     theirs = set(launcher_options()) - set(known) if launcher else set()
     if misplaced := theirs & set(values):
         file = value_of(words, "config")
-        raise ValueError(f"{file}: {misplaced.pop()} is for accelerate's launcher, so give it on the command line.")
+        raise ValueError(
+            f"{file}: {misplaced.pop()} is an option of accelerate's launcher: give it on the command line."
+        )
     check_names(words, {*known, *task_options(task), *theirs})
 
 
 def help_options(task: str, full: bool) -> list[Option]:
-    """What `--help` lists: our fields with the task's own and a few inherited ones; with `full` all that there are."""
+    """Options shown by `--help`: ours, the task's and a few inherited ones; with `full`, all of them."""
     known = {name: each for name, each in train_options().items() if not each.refused}
     ours = [each for each in known.values() if each.group in _GROUPS or each.name in _PLACED]
     if not full:
@@ -129,7 +131,7 @@ def help_options(task: str, full: bool) -> list[Option]:
 
 
 def divide(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words for accelerate's launcher and those for the training script; what both have is the script's."""
+    """Split arguments between accelerate's launcher and the training script; the script gets those that both have."""
     known, theirs = train_options(), launcher_options()
     ours = {*known, *task_options(task_of(words, known["task"].default)), "config"}
     for_launcher: list[str] = []
@@ -147,7 +149,7 @@ def divide(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _launch(for_launcher: list[str], for_script: list[str]) -> int:
-    """Run the training script through accelerate; its exit status. An error of usage is reported by the script."""
+    """Run the training script through accelerate and return its exit status. The script reports usage errors."""
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from trl.cli.accelerate_config import resolve_accelerate_config_argument
@@ -155,9 +157,9 @@ def _launch(for_launcher: list[str], for_script: list[str]) -> int:
     with one_line_errors():
         launcher = resolve_accelerate_config_argument(for_launcher)
     args = launch_command_parser().parse_args([*launcher, "--module", "trl_gtr.scripts.train", *for_script])
-    # torch's own account of how its processes ended; the exception below says the same
+    # torch logs how its processes ended; the exception below says the same
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
-    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches the script too, which saves a checkpoint and ends
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C also reaches the script, which saves a checkpoint and exits
     try:
         launch_command(args)
     except subprocess.CalledProcessError as failed:

@@ -1,8 +1,8 @@
 """The options of `trl-gtr train`, read from the source of the classes that declare them.
 
-Importing those classes imports torch, which takes seconds; `--help` and a misspelt option shouldn't wait for it. So
-their source is parsed instead: names, defaults, help texts, and the headings that group them. The sources are the
-installed ones, so the table is right for any version of transformers, TRL and accelerate.
+Importing those classes imports torch, which takes seconds, too long for `--help` or a misspelt option. So their source
+is parsed instead: names, defaults, help texts, and group headings. It is the installed source, so the result is
+correct for any version of transformers, TRL and accelerate.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..distributed.field_rules import INHERITED
 _TRAINING = ("transformers", "training_args.py", "TrainingArguments")
 _BASE = ("trl", "trainer/base_config.py", "_BaseConfig")
 _TRL_PPO = ("trl", "experimental/ppo/ppo_config.py", "PPOConfig")
-_OWN_PPO = ("trl_gtr", "distributed/ppo_own.py", "PPOConfig")  # where TRL has none
+_OWN_PPO = ("trl_gtr", "distributed/ppo_own.py", "PPOConfig")  # if TRL has none
 _GTR = ("trl_gtr", "config.py", "GTRConfig")
 _TASK = ("trl_gtr", "scripts/arguments.py", "TaskArguments")
 _SCRIPT = ("trl_gtr", "scripts/train.py", "ScriptArguments")
@@ -33,24 +33,24 @@ _HEADING = re.compile(r"\s*# --- (.+?) -+$")
 
 @dataclass(frozen=True)
 class Option:
-    """A field of a configuration class, as a command line has it."""
+    """A config field as a command-line option."""
 
     name: str
     default: Any
-    """Its value, or its source where it isn't a plain value."""
+    """Its value, or its source code if it isn't a plain value."""
     help: str
     group: str
     refused: bool = False
-    """An error names what to set instead, so that no help need list it."""
+    """The option is rejected with advice on what to set instead, so the help omits it."""
 
 
 class UnknownSource(Exception):
-    """A class isn't where the supported versions have it."""
+    """A class isn't where the supported versions define it."""
 
 
 @cache
 def train_options() -> dict[str, Option]:
-    """Every option of a training script by its name: ours first, then those inherited from TRL and transformers."""
+    """All options of a training script by name: ours first, then those inherited from TRL and transformers."""
     try:
         return _read_options()
     except UnknownSource:
@@ -63,14 +63,14 @@ def _read_options() -> dict[str, Option]:
     corrector = _fields(*_CORRECTOR, group="corrector")
     ppo = _TRL_PPO if _path(*_TRL_PPO[:2]).is_file() else _OWN_PPO
     inherited: dict[str, Option] = {}
-    for source in (_TRAINING, _BASE, ppo):  # a class replaces fields of the class that it extends
+    for source in (_TRAINING, _BASE, ppo):  # subclasses override inherited fields
         inherited |= _fields(*source, group="training")
     own = _fields(*_GTR, group="training")
     return script | model | own | corrector | {name: each for name, each in inherited.items() if name not in own}
 
 
 def _imported_options() -> dict[str, Option]:
-    """The same from the classes themselves: right wherever their sources are, but slow and with few groups."""
+    """The same by importing the classes: always works, but slowly and with few groups."""
     from .train import ARGUMENTS
 
     groups = dict(zip(ARGUMENTS, ("task", "training", "model", "corrector"), strict=True))
@@ -128,7 +128,7 @@ def _fields(package: str, file: str, class_name: str, group: str) -> dict[str, O
 
 
 def _with_headings(declared: ast.ClassDef, lines: list[str], group: str) -> Iterator[tuple[ast.AnnAssign, str]]:
-    """A class's fields, each with the comment `# --- heading ---` above it; `group` where there is none."""
+    """A class's fields, each with the `# --- heading ---` comment above it, or `group` if there is none."""
     line = declared.lineno
     for node in declared.body:
         for text in lines[line - 1 : node.lineno]:
@@ -140,7 +140,7 @@ def _with_headings(declared: ast.ClassDef, lines: list[str], group: str) -> Iter
 
 
 def _default_and_help(value: ast.expr | None) -> tuple[Any, str]:
-    """Of `field(default=…, metadata={"help": …})`, of a helper that takes these two, or of a plain value."""
+    """From `field(default=…, metadata={"help": …})`, a helper with these arguments, or a plain value."""
     if not isinstance(value, ast.Call):
         return _plain(value), ""
     named = {each.arg: each.value for each in value.keywords if each.arg}
@@ -158,7 +158,7 @@ def _default_and_help(value: ast.expr | None) -> tuple[Any, str]:
 
 
 def _refused(node: ast.AnnAssign) -> bool:
-    """Whether a field says what to set instead, or an inherited one has such a rule."""
+    """Whether the field, or the rule for an inherited field, says what to set instead."""
     assert isinstance(node.target, ast.Name)
     if isinstance(node.value, ast.Call) and any(each.arg == "instead" for each in node.value.keywords):
         return True

@@ -1,10 +1,9 @@
-"""Will it fit, how long will it take, and what will it cost? Prints what a run will be, without loading a weight.
+"""Will it fit, how long will it take, and what will it cost? Estimates a run without loading any weights.
 
     trl-gtr plan --config examples/configs/points24_llava.yaml --processes 8 --card A100-80
 
-The model is built from the checkpoint's config alone, and one micro-batch is traced through it: everything is counted
-that way or said to be assumed. All options of the run are taken; what `accelerate launch` gets as `--config_file`
-is taken too.
+The model is built from the checkpoint's config alone, and one micro-batch is traced through it; anything not counted
+this way is marked as assumed. Accepts all options of the run, and the `--config_file` of `accelerate launch`.
 """
 
 from __future__ import annotations
@@ -38,19 +37,19 @@ NOTE = (
 
 @dataclass
 class PlanArguments:
-    """What a plan needs to know beside the run's own settings."""
+    """Settings of the plan itself, besides those of the run."""
 
-    card: str = field(default="A100-80", metadata={"help": f"The graphics card: {', '.join(CARDS)}."})
+    card: str = field(default="A100-80", metadata={"help": f"The GPU: {', '.join(CARDS)}."})
     utilisation: float = field(
-        default=0.35, metadata={"help": "Assumed share of the card's peak in matrix products, while learning."}
+        default=0.35, metadata={"help": "Assumed share of the card's peak FLOPs while learning."}
     )
     decoding_utilisation: float = field(
-        default=0.15, metadata={"help": "Assumed share of the card's memory bandwidth, while generating."}
+        default=0.15, metadata={"help": "Assumed share of the card's memory bandwidth while generating."}
     )
     config_file: str | None = field(
-        default=None, metadata={"help": "Configuration of accelerate: how many processes, and DeepSpeed's ZeRO stage."}
+        default=None, metadata={"help": "Accelerate config: number of processes and DeepSpeed's ZeRO stage."}
     )
-    json: bool = field(default=False, metadata={"help": "Print JSON, for programs."})
+    json: bool = field(default=False, metadata={"help": "Print JSON."})
 
     _argument_group_name = "the plan"
 
@@ -89,7 +88,7 @@ def main(argv: Sequence[str] | None = None, description: str | None = __doc__) -
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
-    """A table for people: a number a row, and behind it how it was made."""
+    """Print a table with one number per row and where it comes from."""
     table = Table(
         title=escape(plan.title),
         box=box.SIMPLE,
@@ -100,7 +99,7 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
     )
     table.add_column("", no_wrap=True)
     table.add_column("", justify="right", no_wrap=True)
-    table.add_column("how it was made", style="dim")
+    table.add_column("source", style="dim")
     for section, found in plan.sections.items():
         table.add_row(f"[bold]{section}[/bold]")
         for each in found:
@@ -112,13 +111,13 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
 
 
 def _machine(plan_args: PlanArguments, args: PlannedConfig) -> tuple[Speed | None, float, str]:
-    """How fast the run's machine is, and the memory of each of its processes."""
+    """The machine's speed, the memory per process, and a description of that memory."""
     for name in ("utilisation", "decoding_utilisation"):
         if not 0 < getattr(plan_args, name) <= 1:
-            raise ValueError(f"--{name} must lie in (0, 1], got {getattr(plan_args, name)}.")
+            raise ValueError(f"--{name} must be in (0, 1], got {getattr(plan_args, name)}.")
     card = card_named(plan_args.card)
     if args.use_cpu:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return None, memory / args.processes, "this machine's, divided over its processes (use_cpu)"
+        return None, memory / args.processes, "this machine's, divided among its processes (use_cpu)"
     speed = Speed(card, plan_args.card, bool(args.bf16), plan_args.utilisation, plan_args.decoding_utilisation)
     return speed, card.memory, f"of {plan_args.card}, by its data sheet"

@@ -1,4 +1,4 @@
-"""The part of `trl-gtr evaluate` that needs torch: load the agents, play, and show how they did."""
+"""The part of `trl-gtr evaluate` that needs torch: load the agents, play, and show the results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from .usage import one_line_errors
 def make_agent(name: str, task: Task, args: Arguments) -> Agent:
     is_model = name not in ("expert", "random") and not name.startswith("openai:")
     if is_model and not args.any_task and saved_task(name) not in (None, task.name):
-        raise ValueError(f"{name} was trained on {saved_task(name)}: set --task to that, or --any_task to play on.")
+        raise ValueError(
+            f"{name} was trained on {saved_task(name)}: set --task to that, or --any_task to play anyway."
+        )
     return load_agent(
         name,
         task,
@@ -34,11 +36,11 @@ def make_agent(name: str, task: Task, args: Arguments) -> Agent:
 
 
 def play(args: Arguments) -> None:
-    """Every agent plays the same deals; the results go to the terminal and, if asked for, to a file."""
+    """Every agent plays the same deals; results go to the terminal and optionally to a file."""
     with one_line_errors():
         options = task_options_of(args.task_options)
         task = args.make_task()
-        task.make_env(evaluation=True).close()  # what it lacks fails now
+        task.make_env(evaluation=True).close()  # fail early
         episodes = count_episodes(task, args.episodes, "--episodes")
         agents = {name: make_agent(name, task, args) for name in args.agents or default_agents(args.task)}
     reports = {}
@@ -57,6 +59,6 @@ def play(args: Arguments) -> None:
 
 
 def default_agents(task: str) -> list[str]:
-    """The expert, chance, and the embedded model that the task's own settings train, if it has any."""
+    """The expert, random play, and the embedded model for the task, if there is one."""
     config = default_config(task)
     return ["expert", "random", *([] if config is None else [read_yaml(config)["model_name_or_path"]])]

@@ -1,4 +1,4 @@
-"""Write one self-contained HTML page about runs, while they run too: `trl-gtr report`."""
+"""`trl-gtr report`: write one self-contained HTML page about finished or ongoing runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from ..responses.safe_text import printable
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="trl-gtr report", description=__doc__)
     parser.add_argument("runs", nargs="+", help="output folders")
-    parser.add_argument("--labels", nargs="+", help="a name for each run; runs of one name are seeds, drawn as a band")
+    parser.add_argument(
+        "--labels", nargs="+", help="one name per run; runs with the same name are seeds, drawn as a band"
+    )
     parser.add_argument("--output", help="the file; default: report.html in the first run's folder")
     parser.add_argument(
         "--watch",
@@ -20,10 +22,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         nargs="?",
         const=30.0,
         metavar="SECONDS",
-        help="write it again while the runs go on; an open page follows (default: every 30 seconds)",
+        help="keep updating it during the runs; an open page reloads (default: every 30 seconds)",
     )
     args = parser.parse_args(argv)
-    from ..report import watch_report, write_report  # they need an extra, and time to load
+    from ..report import watch_report, write_report  # slow to import, and need an extra
 
     try:
         if args.watch is None:

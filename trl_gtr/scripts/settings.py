@@ -1,4 +1,4 @@
-"""Settings before they are parsed: the words of a command line, YAML files, and the options of tasks among them."""
+"""Settings before parsing: command-line arguments, YAML files, and task options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..storage.plain_data import json_options
 from ..tasks import task_options
 
 CONFIGS = Path(__file__).parent.parent / "configs"
-# Settings of the embedded model for each task, for a command without `--config`.
+# Default settings for each task (with the embedded model), used without `--config`.
 _DEFAULTS = {
     "points24": "points24_tiny.yaml",
     "ezpoints": "gym_cards_tiny.yaml",
@@ -27,27 +27,27 @@ _DEFAULTS = {
 
 
 def default_config(task: str) -> Path | None:
-    """The shipped settings for a task; `None` for a task of one's own."""
+    """The shipped settings for a task; `None` for a custom task."""
     return CONFIGS / _DEFAULTS[task] if task in _DEFAULTS else None
 
 
 def command_line(argv: Sequence[str] | None = None) -> list[str]:
-    """The words of a command line, the program's own if left out; `--config=FILE` as TRL's parser wants it."""
+    """The command line (`sys.argv` by default), with `--config=FILE` split as TRL's parser expects."""
     given = sys.argv[1:] if argv is None else argv
     return [part for word in given for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
 
 
 class Given(NamedTuple):
-    """An option as the command line has it."""
+    """An option as given on the command line."""
 
     name: str
-    """Without its dashes; "" for words that belong to no option."""
+    """Without its dashes; "" for arguments that belong to no option."""
     words: list[str]
     values: list[str]
 
 
 def given_options(words: Sequence[str]) -> Iterator[Given]:
-    """The options of a command line, each with all words up to the next one."""
+    """The options on a command line, each with all arguments up to the next option."""
     starts = [place for place, word in enumerate(words) if word.startswith("--")]
     if words and starts[:1] != [0]:
         stray = list(words[: starts[0]] if starts else words)
@@ -59,7 +59,7 @@ def given_options(words: Sequence[str]) -> Iterator[Given]:
 
 
 def value_of(words: Sequence[str], option: str) -> str | None:
-    """The value of an option, the last one if it is given twice; `None` if it isn't given."""
+    """The value of an option (the last one if repeated); `None` if it isn't given."""
     found = None
     for given in given_options(words):
         if given.name == option:
@@ -70,7 +70,7 @@ def value_of(words: Sequence[str], option: str) -> str | None:
 
 
 def read_yaml(file: str | Path) -> dict[str, Any]:
-    """The options that a configuration file holds."""
+    """The options in a configuration file."""
     try:
         content = yaml.safe_load(Path(file).read_text("utf-8"))
     except OSError as error:
@@ -78,16 +78,16 @@ def read_yaml(file: str | Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{file} is not valid YAML: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{file} must hold options as `name: value`.")
+        raise ValueError(f"{file} must contain options as `name: value`.")
     return content
 
 
 def with_defaults(words: Sequence[str], task: str) -> list[str]:
-    """The words with what they leave out: `--config`, the shipped settings of their task, and `--task`.
+    """Add defaults to a command line: `--task`, and as `--config` the task's shipped settings.
 
     Args:
-        words: A command line.
-        task: The task of a command line that names none, and whose file names none.
+        words: The command line.
+        task: The task if neither the command line nor its file names one.
     """
     words = list(words)
     config = default_config(value_of(words, "task") or task)
@@ -99,27 +99,27 @@ def with_defaults(words: Sequence[str], task: str) -> list[str]:
 
 
 def settings_of(words: Sequence[str]) -> dict[str, Any]:
-    """What the file behind `--config` says; empty without one."""
+    """Contents of the `--config` file; empty without one."""
     file = value_of(words, "config")
     return {} if file is None else read_yaml(file)
 
 
 def task_of(words: Sequence[str], default_task: str) -> str:
-    """The name of the task: the command line's, else the file's, else the default one."""
+    """The task's name, from the command line, else the file, else the default."""
     return value_of(words, "task") or settings_of(words).get("task", default_task)
 
 
 def find_own_modules() -> None:
-    """Let `module:Class` name modules of the current folder, as `python -m` does."""
+    """Let `module:Class` refer to modules in the current folder, as `python -m` does."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
 
 
 def with_task_options(words: Sequence[str], task: str, taken: Container[str]) -> list[str]:
-    """The words with all options of the task in one `--task_options`, as JSON.
+    """Merge all task options on the command line into one JSON `--task_options`.
 
-    An option that the task declares can be given by its plain name too (`--hands pool`), unless a setting of that name
-    is `taken`. Options of the command line go over those of the file, name by name.
+    Task options can also be given by their plain names (`--hands pool`), unless the name is `taken` by a setting.
+    Individual options on the command line override those in the file.
     """
     file, declared = settings_of(words), task_options(task)
     rest: list[str] = []
@@ -137,7 +137,7 @@ def with_task_options(words: Sequence[str], task: str, taken: Container[str]) ->
 
 
 def _plain_value(words: Sequence[str]) -> Any:
-    """What an option's words mean, by YAML's rules: a flag, a number, a text, or a list."""
+    """Parse an option's arguments as YAML: a flag, a number, a string or a list."""
     try:
         values = [yaml.safe_load(word) for word in words]
     except yaml.YAMLError as error:
@@ -146,5 +146,5 @@ def _plain_value(words: Sequence[str]) -> Any:
 
 
 def task_options_of(given: dict[str, Any] | str | None) -> dict[str, Any]:
-    """Options of a task, from a YAML file or, as JSON, from the command line."""
+    """Task options, from a YAML file or as JSON from the command line."""
     return json_options(given, "task_options", '{"cut": false}')

@@ -1,4 +1,4 @@
-"""From the command line to a trained agent: what `trl-gtr train` and the example scripts run in every process.
+"""Training from the command line: what `trl-gtr train` and the example scripts run in every process.
 
 parse → task → check the output folder → corrector → load the model → trainer → train, evaluate, report
 """
@@ -40,21 +40,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class ScriptArguments(TaskArguments):
-    """What a run needs beside the trainer's, the model's and the corrector's arguments."""
+    """Arguments of a run besides those of the trainer, model and corrector."""
 
     eval_tasks: dict[str, Any] | str | None = field(
         default=None,
         metadata={
-            "help": 'Evaluations, each reported apart: name → options of the task, e.g. {"seen": {"hands": "pool"}}. '
-            "Left out: the task as it is trained on."
+            "help": 'Separately reported evaluations: name → task options, e.g. {"seen": {"hands": "pool"}}. '
+            "Default: the task as trained on."
         },
     )
     report: bool = field(default=True, metadata={"help": "Write report.html into the output folder at the end."})
     torch_threads: int | None = field(
         default=None,
         metadata={
-            "help": "Threads of torch on a CPU. Left out: OMP_NUM_THREADS, which `accelerate launch` sets to 1, else "
-            "all cores. More than one is quicker on an idle machine only."
+            "help": "Torch threads on a CPU. Default: OMP_NUM_THREADS, which `accelerate launch` sets to 1, else all "
+            "cores. More than one is faster only on an idle machine."
         },
     )
 
@@ -65,11 +65,11 @@ ARGUMENTS = (ScriptArguments, GTRConfig, ModelConfig, CorrectorArguments)
 
 
 def train(argv: Sequence[str] | None = None, *, task: str | None = None) -> dict[str, EvaluationReport]:
-    """Train an agent as the command line says; the evaluations before and after.
+    """Train an agent from the command line and return the evaluations before and after.
 
     Args:
-        argv: The command line; the program's own if left out.
-        task: The task of a command line that names none.
+        argv: The command line; `sys.argv` by default.
+        task: The default task.
     """
     with one_line_errors():
         words = with_defaults(command_line(argv), task or ScriptArguments.task)
@@ -94,7 +94,7 @@ def train(argv: Sequence[str] | None = None, *, task: str | None = None) -> dict
 def parse(
     default_config: str | Path | None = None, argv: Sequence[str] | None = None, description: str | None = None
 ) -> tuple[ScriptArguments, GTRConfig, ModelConfig, CorrectorArguments]:
-    """Arguments of a run: the command line over `--config FILE`, or over a default file."""
+    """Arguments of a run; the command line overrides `--config FILE` or the default file."""
     script, args, model_args, corrector_args = parse_arguments(
         ARGUMENTS,
         argv,
@@ -109,18 +109,18 @@ def parse(
 
 
 def make_tasks(script: ScriptArguments) -> tuple[Task, dict[str, Task]]:
-    """The task to train on, and those to evaluate on, by their names."""
+    """The task to train on, and the tasks to evaluate on, by name."""
     task = script.make_task()
     variants = json_options(script.eval_tasks, "eval_tasks", '{"seen": {"hands": "pool"}}')
     evaluations = {name: script.make_task(**task_options_of(options)) for name, options in variants.items()}
     evaluations = evaluations or {task.name: task}
     for each in evaluations.values():
-        each.make_env(evaluation=True).close()  # what it lacks fails now, before a model is loaded
+        each.make_env(evaluation=True).close()  # fail early, before loading a model
     return task, evaluations
 
 
 def report_rounding(args: GTRConfig) -> None:
-    """Say so if a run is longer than asked for: it has whole updates only."""
+    """Log it if the run is longer than requested, since it has only whole updates."""
     update = args.num_envs * args.rollout_steps
     if args.total_env_steps % update and PartialState().is_main_process:
         logger.warning(
@@ -134,19 +134,19 @@ def report_rounding(args: GTRConfig) -> None:
 
 
 def check_output_dir(args: GTRConfig, task: Task) -> None:
-    """Refuse to mix two runs in one folder or two tasks in one run, and find out now whether it can be written.
+    """Refuse to mix two runs in one folder or two tasks in one run, and check early that it is writable.
 
-    Nothing is removed yet: what fails until training begins must not cost the earlier run.
+    Nothing is removed yet: an error before training starts must not destroy the earlier run.
     """
     if checkpoint := find_checkpoint(resume_from(args), args.output_dir, required=not args.overwrite):
         Manifest.read(checkpoint).check_task(checkpoint, task.name)
     if not PartialState().is_main_process:
-        return  # it may see what the main process has begun to write
+        return  # it might see files the main process is already writing
     folder = Path(args.output_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"The output folder {folder} can't be made ({error.strerror}): set --output_dir.") from error
+        raise ValueError(f"Can't create the output folder {folder} ({error.strerror}): set --output_dir.") from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ValueError(f"No permission to write into {folder}: set --output_dir to another folder.")
     if checkpoint:
@@ -156,8 +156,7 @@ def check_output_dir(args: GTRConfig, task: Task) -> None:
 
 
 def load_model(model_args: ModelConfig, model_init_kwargs: dict[str, Any] | str | None = None) -> tuple[Any, Any, Any]:
-    """Model, processor and adapter configuration, as TRL's `ModelConfig` describes them; `model_init_kwargs` go before
-    what it says."""
+    """Model, processor and adapter config from TRL's `ModelConfig`; `model_init_kwargs` override it."""
     name = model_args.model_name_or_path
     if not name:
         raise ValueError("Which model? Set --model_name_or_path to a name, a folder, or `tiny`.")
@@ -166,7 +165,7 @@ def load_model(model_args: ModelConfig, model_init_kwargs: dict[str, Any] | str 
         options["attn_implementation"] = model_args.attn_implementation
     quantization = get_quantization_config(model_args)
     if quantization is not None:
-        # Quantized weights can't be moved afterwards: each process loads them onto its own device.
+        # Quantized weights can't be moved later, so each process loads them onto its own device.
         options |= {"quantization_config": quantization, "device_map": {"": PartialState().local_process_index}}
     options |= json_options(model_init_kwargs, *MODEL_INIT_KWARGS)
     try:
@@ -179,13 +178,13 @@ def load_model(model_args: ModelConfig, model_init_kwargs: dict[str, Any] | str 
     if peft_config is not None and options["revision"] != "main":
         peft_config.revision = options["revision"]
     if peft_config is not None and model_args.lora_target_modules is None:
-        # As in the paper: every linear layer but the LM head, vision tower and projector included.
+        # As in the paper: every linear layer except the LM head, including vision tower and projector.
         peft_config.target_modules = set(lora_target_modules(model))
     return model, processor, peft_config
 
 
 def resume_from(args: GTRConfig) -> str | bool | None:
-    """`--resume_from_checkpoint true` is the newest one; anything else is a path."""
+    """`--resume_from_checkpoint true` means the newest checkpoint; anything else is a path."""
     given = args.resume_from_checkpoint
     return True if isinstance(given, str) and given.lower() == "true" else given
 
@@ -193,7 +192,7 @@ def resume_from(args: GTRConfig) -> str | bool | None:
 def train_and_report(
     trainer: GTRTrainer, eval_tasks: Mapping[str, Task], report: bool = True
 ) -> dict[str, EvaluationReport]:
-    """Evaluate, train, evaluate again, save, and show what training did: in a table and, if asked, on a page."""
+    """Evaluate, train, evaluate again, save, and show the results in a table and, with `report`, on a page."""
     reports: dict[str, EvaluationReport] = {}
     episodes = {name: count_episodes(task, trainer.args.eval_episodes) for name, task in eval_tasks.items()}
 
@@ -212,7 +211,7 @@ def train_and_report(
     trainer.close()
     trainer.save_state()
     if trainer.args.push_to_hub:
-        trainer.push_to_hub()  # saving has pushed the agent, but its card knows the last evaluation only now
+        trainer.push_to_hub()  # saving has pushed the agent, but only now does its card have the last evaluation
     else:
         trainer.create_model_card()
     if trainer.is_world_process_zero():
@@ -228,9 +227,9 @@ def train_and_report(
 
 
 def print_report_path(output_dir: str) -> None:
-    """Write the report of a run that is over, and say where it is; what a report needs is an extra."""
+    """Write a finished run's report and print its path, or a hint if the `report` extra is missing."""
     try:
-        print(printable(f"Look at it: {write_report([output_dir])}"))
+        print(printable(f"Report: {write_report([output_dir])}"))
     except ImportError as missing:
         print(missing)
 

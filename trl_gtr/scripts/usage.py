@@ -1,4 +1,4 @@
-"""What a user is told about a command line: its options in one line each, and every mistake in one line."""
+"""Help and errors for command lines: one line per option, and one line per mistake."""
 
 from __future__ import annotations
 
@@ -20,51 +20,51 @@ from .settings import given_options, read_yaml, value_of
 NAME_WIDTH, MOST_WIDTH = 30, 119
 _SENTENCE_END = re.compile(r"(?<!e\.g)\.\s")
 _PATIENCE = 20.0
-"""Seconds that other processes leave to the first one to report an error that all of them have."""
+"""Seconds that other processes wait for rank 0 to report an error they all have."""
 
 
 @contextmanager
 def one_line_errors(
     kinds: type[Exception] | tuple[type[Exception], ...] = (ValueError, OSError, ImportError),
 ) -> Iterator[None]:
-    """For everything before training: report what the user got wrong in one line, without a traceback.
+    """Report user errors before training in one line, without a traceback.
 
     Args:
-        kinds: The errors that are meant.
+        kinds: The error types to report.
     """
     try:
         yield
     except kinds as error:
         if int(os.environ.get("LOCAL_RANK", "0")) > 0:
-            time.sleep(_PATIENCE)  # the first process reports the same, and its end ends this one
+            time.sleep(_PATIENCE)  # rank 0 reports the same error, and its exit ends this process
         print(f"error: {one_line(error)}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
 def check_names(words: Sequence[str], known: Collection[str]) -> None:
-    """Raise a `ValueError` that suggests the nearest option if the words, or their `--config`, have an unknown one."""
-    named = [(given.name, "the command line") for given in given_options(words)]
+    """Raise a `ValueError` with a suggestion if the command line or its `--config` file has an unknown option."""
+    named = [(given.name, "on the command line") for given in given_options(words)]
     if (file := value_of(words, "config")) is not None:
-        named += [(str(name), file) for name in read_yaml(file) if name != "env"]
+        named += [(str(name), f"in {file}") for name in read_yaml(file) if name != "env"]
     for name, place in named:
         plain = name.removeprefix("no_")
         if name and name != "config" and name not in known and plain not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean `{near[0]}`?" if near else "`--help` lists the options."
-            raise ValueError(f"There is no option `{name}`, as {place} has it: {hint}")
+            raise ValueError(f"Unknown option `{name}` {place}: {hint}")
 
 
 def format_help(
     usage: str, description: str | None, options: Iterable[Option], values: Mapping[str, Any], *, full: bool = False
 ) -> str:
-    """A help text, grouped: one line for each option with its default, or with `full` its whole description.
+    """A grouped help text: one line per option with its default, or with `full` the whole description.
 
     Args:
-        usage: How to call it.
-        description: What it does.
-        options: What is listed, in this order.
-        values: Defaults of this command that go before the options' own.
-        full: Whole descriptions.
+        usage: The usage line.
+        description: What the command does.
+        options: The options, in this order.
+        values: Defaults of this command that override the options' own.
+        full: Show whole descriptions.
     """
     width = min(shutil.get_terminal_size((MOST_WIDTH, 24)).columns, MOST_WIDTH)
     groups: dict[str, list[Option]] = {}
@@ -78,7 +78,7 @@ def format_help(
 
 
 def options_of_task(task: str) -> list[Option]:
-    """The options that a task declares, described as the `Args` of its class or function describe them."""
+    """A task's own options, with descriptions from the `Args` of its class or function."""
     described = task_options_help(task)
     return [
         Option(
@@ -99,7 +99,7 @@ def _line(option: Option, default: Any, width: int, full: bool) -> str:
 
 
 def _written(value: Any) -> str:
-    """A default as a command line has it."""
+    """A default as written on the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list | tuple):

@@ -1,5 +1,5 @@
 "use strict";
-// Everything that a model wrote comes from the JSON block and is put in place as text, never as HTML.
+// All model output comes from the JSON block and is inserted as text, never as HTML.
 const data = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
 
@@ -14,21 +14,21 @@ function make(tag, className, text) {
 
 function setTheme(dark) {
   document.documentElement.dataset.theme = dark ? "dark" : "light";
-  byId("theme").textContent = dark ? "Light mode" : "Dark mode"; // what a click will do
+  byId("theme").textContent = dark ? "Light mode" : "Dark mode"; // what a click switches to
 }
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 setTheme(history.state?.dark ?? prefersDark.matches);
 prefersDark.addEventListener("change", (event) => setTheme(event.matches));
 byId("theme").addEventListener("click", () => {
   const dark = document.documentElement.dataset.theme !== "dark";
-  history.replaceState({ dark }, ""); // it outlives the next reload
+  history.replaceState({ dark }, ""); // survives a reload
   setTheme(dark);
 });
 
 // --- a run that goes on ---------------------------------------------------------------------------------------------
 
 if (data.refresh) {
-  // Nobody is thrown out of an episode: the page waits until it has been left alone for as long as it waits anyway.
+  // Don't interrupt the reader: any input restarts the reload timer.
   let timer;
   const wait = () => { clearTimeout(timer); timer = setTimeout(() => location.reload(), 1000 * data.refresh); };
   for (const kind of ["pointerdown", "keydown", "wheel", "change"]) addEventListener(kind, wait, { passive: true });
@@ -145,13 +145,13 @@ class Pane {
     this.show();
   }
 
-  /** Go to an episode from this start, if there is one among those that the filters leave. */
+  /** Go to an episode with this start, if one matches the filters. */
   match(start) {
     const index = start === null ? -1 : this.episodes.findIndex((episode) => episode.start === start);
     if (index >= 0 && this.episode?.start !== start) this.open(index, undefined, false);
   }
 
-  /** One step on or back, across episodes. */
+  /** One step forward or back, across episodes. */
   move(by) {
     if (!this.episode) return;
     const next = this.step + by;
@@ -184,7 +184,7 @@ class Pane {
     parts.correction.hidden = !step.diff;
     if (step.diff) this.showDiff(step);
     parts.action.replaceChildren(make("span", "", step.action || "(none)"), make("span", "muted", step.legal ? " legal" : " not legal; "));
-    if (!step.legal) parts.action.append(make("span", "muted", step.substitute ? "taken instead: " : "another action was taken or the step skipped"), make("span", "", step.substitute ?? ""));
+    if (!step.legal) parts.action.append(make("span", "muted", step.substitute ? "taken instead: " : "another action was taken, or the step was skipped"), make("span", "", step.substitute ?? ""));
     parts.bars.replaceChildren(...["reward", "value", "advantage"].flatMap((name) => this.bar(name, step[name])));
     this.showTokens(step);
     parts.prompt.textContent = data.prompts[step.prompt];
@@ -217,10 +217,10 @@ class Pane {
 
   showDiff(step) {
     const tags = { "=": "span", "-": "del", "+": "ins" };
-    // A space between what was there and what takes its place: two words must not read as one.
+    // Put a space between removed and added text, so they don't read as one word.
     const apart = ([kind], i) => kind === "+" && i > 0 && step.diff[i - 1][0] === "-";
     this.parts.diff.replaceChildren(...step.diff.flatMap((piece, i) => [...(apart(piece, i) ? [" "] : []), make(tags[piece[0]], "", piece[1])]));
-    if (step.correctAction && step.correctAction !== step.action) this.parts.diff.append(make("span", "muted", `\nand so the action ${step.correctAction}`));
+    if (step.correctAction && step.correctAction !== step.action) this.parts.diff.append(make("span", "muted", `\nso the action should be ${step.correctAction}`));
   }
 
   bar(name, value) {
@@ -243,7 +243,7 @@ class Pane {
       span.title = p === null ? "" : `log-prob ${p} (probability ${(100 * Math.exp(p)).toFixed(1)} %)`;
       return span;
     });
-    if (step.moreTokens) strip.push(make("span", "muted", ` … ${step.moreTokens} tokens more`));
+    if (step.moreTokens) strip.push(make("span", "muted", ` … ${step.moreTokens} more tokens`));
     this.parts.tokens.replaceChildren(...strip);
     const sum = (from, to) => step.logprobs.slice(from, to).reduce((total, p) => total + (p ?? 0), 0);
     const thought = sum(0, step.actionStart);
@@ -257,7 +257,7 @@ class Pane {
 let panes = [];
 const last = data.runs.length - 1;
 const starts = (run) => new Set(run.episodes.map((episode) => episode.start).filter((start) => start !== null));
-/** Whether the first and the last run have played from the same start. */
+/** Whether the first and last run share a start. */
 const comparable = last > 0 && [...starts(data.runs[0])].some((start) => starts(data.runs[last]).has(start));
 
 function layOut() {
@@ -272,7 +272,7 @@ function layOut() {
   if (matched) openMatch();
 }
 
-/** The latest episode of the first pane that the other one has played too. */
+/** The first pane's latest episode whose start the other pane has too. */
 function openMatch() {
   const [one, other] = panes;
   const there = new Set(other.episodes.map((episode) => episode.start));
@@ -290,7 +290,7 @@ if (byId("panes")) {
     const target = event.target;
     if (event.altKey || event.ctrlKey || event.metaKey || target.closest("input:not([type=checkbox]), select, textarea")) return;
     const focused = panes.filter((pane) => pane.root.contains(target));
-    // Left and right work from anywhere, on all panes; up and down scroll the page unless an episode has the focus.
+    // Left and right work anywhere, on all panes; up and down scroll the page unless an episode has focus.
     const chosen = focused.length ? focused : panes;
     if (event.key === "ArrowRight") chosen.forEach((pane) => pane.move(1));
     else if (event.key === "ArrowLeft") chosen.forEach((pane) => pane.move(-1));
