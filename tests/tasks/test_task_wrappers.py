@@ -266,7 +266,7 @@ def test_cuts_and_marks_over_the_original():
 @pytest.mark.usefixtures("original")
 def test_a_pool_of_hands_needs_our_environment():
     env = make_task("points24", hands=[["H2", "S3", "D4", "C5"]]).make_env()
-    with pytest.raises(ValueError, match=r"needs the games of trl_gtr\.environments"):
+    with pytest.raises(ValueError, match=r"needs the games in trl_gtr\.environments"):
         env.reset()
 
 
