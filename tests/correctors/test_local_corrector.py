@@ -14,7 +14,7 @@ import torch
 from corrector_cases import CANARY, no_answer, number_line_request, points_answer, points_request, yes_answer
 
 from trl_gtr.correctors import LocalCorrector
-from trl_gtr.correctors.local import _own_dice, flatten
+from trl_gtr.correctors.local import _gumbel_sampling, flatten
 from trl_gtr.engines.base import Engine
 from trl_gtr.types import Cancellation, Generation
 
@@ -185,7 +185,7 @@ def test_noise_makes_a_sample_of_the_tempered_distribution() -> None:
             return SimpleNamespace(logits=torch.tensor([0.0, 1.0, 2.0]).expand(20_000, 1, 3))
 
     model = Model()
-    with _own_dice(model, seed=1, temperature=2.0):
+    with _gumbel_sampling(model, seed=1, temperature=2.0):
         tokens = model().logits[:, -1].argmax(-1)
     shares = torch.bincount(tokens, minlength=3) / 20_000
     assert shares.tolist() == pytest.approx([0.1863, 0.3072, 0.5065], abs=0.015)
