@@ -49,8 +49,7 @@ class GTRConfig(PPOConfig):
 
     One update collects `num_envs × rollout_steps` environment steps and learns from them in mini-batches of
     `mini_batch_size = per_device_train_batch_size × gradient_accumulation_steps × processes`. `global_step`,
-    `logging_steps`, `save_steps` and `eval_steps` all count updates. "Paper" is Guided Thought Reinforcement
-    (arXiv 2503.08525).
+    `logging_steps`, `save_steps` and `eval_steps` count updates. "Paper" is the GTR paper (arXiv 2503.08525).
     """
 
     _argument_group_name = "GTR, PPO and training"
