@@ -28,7 +28,8 @@ from trl_gtr.types import Correction
 
 pytest.importorskip("openai")
 
-RED = {"evaluation": "NO", "correction": {"thoughts": "it is red"}, "right_action": "red"}
+ANSWERS = {"picture": "a red square", "thought": "no", "choice": "red"}  # to the questions of the general rubric
+RED = {**ANSWERS, "evaluation": "NO", "correction": {"thoughts": "it is red"}, "right_action": "red"}
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +66,7 @@ def test_rerun_with_a_cache_makes_no_call_and_is_the_same_run(toy_checkpoint: st
 
 def test_spent_budget_stops_the_run_and_a_resume_of_it(toy_checkpoint: str, tmp_path: Path) -> None:
     """Sixteen steps an update: 20 calls end in the second one, and no third is trained without labels."""
-    with ChatServer(says({"evaluation": "YES", "correction": None, "right_action": None})) as server:
+    with ChatServer(says({**ANSWERS, "evaluation": "YES", "correction": None, "right_action": None})) as server:
         trainer = GTRTrainer(toy_checkpoint, settings(tmp_path), ColourTask(), openai(server, max_calls=20))
         trainer.train()
         assert trainer.state.global_step == 2
@@ -226,7 +227,7 @@ def test_ctrl_c_leaves_a_checkpoint_at_once_and_the_key_nowhere(
     (checkpoint,) = tmp_path.glob("checkpoint-*")
     assert (checkpoint / "trainer_state.json").is_file()
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert (checkpoint / "gtr_state_0.json") in files
+    assert (checkpoint / "manifest.json") in files
     leaking = [path.name for path in files if SECRET.encode() in path.read_bytes()]
     assert leaking == []
     assert SECRET.encode() not in printed

@@ -223,9 +223,7 @@ def test_no_corrections_yet() -> None:
 
 
 def test_a_runs_corrections_are_whole_and_right_responses(tmp_path: Path) -> None:
-    args = quiet_config(
-        tmp_path, rollout_steps=2, total_env_steps=8, clone_right_thoughts=True, max_completion_length=64
-    )
+    args = quiet_config(tmp_path, rollout_steps=2, total_env_steps=8, clone="thoughts", max_completion_length=64)
     task = make_task("blackjack")
     trainer = GTRTrainer("tiny", args, task=task, corrector=ExpertCorrector())
     trainer.train()

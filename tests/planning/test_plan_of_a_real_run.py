@@ -29,7 +29,7 @@ SETTINGS = {
     "num_ppo_epochs": 2,
     "value_head_sizes": [128],
     "cloning_steps": 3,
-    "clone_right_thoughts": True,
+    "clone": "thoughts",
 }
 
 

@@ -236,7 +236,7 @@ def test_size_of_the_papers_adapter():
     clip = 24 * (4 * (1024 + 1024) + 2 * (1024 + 4096))
     assert numbers == 128 * (mistral + clip + (1024 + 4096) + (4096 + 4096))
     adapter_and_adam, gradients = 3 * 4 * numbers, 4 * numbers
-    text = DOCS / "scaling.md".read_text()
+    text = (DOCS / "scaling.md").read_text()
     for figure in (
         f"{numbers / 1e6:.0f} M numbers",
         f"{adapter_and_adam / 1e9:.1f} GB of adapter and Adam states",

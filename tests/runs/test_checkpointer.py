@@ -87,7 +87,7 @@ def test_a_pickle_of_environments_is_read_only_where_the_run_asks_for_it(make_tr
     file.write_bytes(gzip.compress(json.dumps(encode({"pickled": pickle.dumps(Trap(trap))})).encode()))
     list_files(checkpoint)
     with pytest.raises(
-        ValueError, match=r"as a pickle, which can execute anything.*`pickle_environments=True` only if"
+        ValueError, match=r"pickled environments, which can execute arbitrary code.*`pickle_environments=True` only if"
     ):
         make_trainer().train(resume_from_checkpoint=str(checkpoint))
     assert not trap.exists()
@@ -142,7 +142,7 @@ def test_a_corrector_that_is_new_starts_afresh(make_trainer, tmp_path, caplog):
     checkpoint = tmp_path / "run" / "checkpoint-1"
     trainer = make_trainer(total_env_steps=32, corrector=Counting(), allow_changed_config=True)
     trainer.train(resume_from_checkpoint=str(checkpoint))
-    assert "checkpoint-1 has no state for the corrector, which starts from scratch" in caplog.text
+    assert "The checkpoint has no state for the corrector, which starts from scratch" in caplog.text
     assert trainer.corrector.calls == 4
     again = make_trainer(total_env_steps=48, corrector=Counting())
     again.train(resume_from_checkpoint=True)
