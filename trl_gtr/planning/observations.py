@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,18 @@ from ..tasks import Task
 from ..types import CorrectionRequest, Response
 
 
-def sample_states(task: Task, count: int, seed: int = 0) -> list[CorrectionRequest]:
+SLIPS = 0.2
+"""Assumed share of an agent's actions that are not the expert's: they cut episodes short."""
+
+
+def sample_states(task: Task, count: int, seed: int = 0, slips: float = 0.0) -> list[CorrectionRequest]:
     """States along the expert's own episodes, each with its right thought. Where the expert knows nothing, the
-    episode is over."""
+    episode is over.
+
+    Args:
+        slips: Share of the steps in which a random legal action is played instead.
+    """
+    rng = np.random.default_rng(seed)
     env, episode = task.make_env(), 0
     requests: list[CorrectionRequest] = []
     while len(requests) < count:
@@ -30,6 +39,8 @@ def sample_states(task: Task, count: int, seed: int = 0) -> list[CorrectionReque
                 "info": dict(info),
             }
             requests.append(CorrectionRequest(prompt=task.prompt(image, info), response=response, task=task, **state))
+            if slips and rng.random() < slips:
+                response = replace(response, action=str(rng.choice(task.legal_actions(info))))
             image, _, terminated, truncated, info = env.step(task.to_env_action(response, info))
             ended = terminated or truncated
         if episode > 50 * count:
@@ -62,9 +73,9 @@ class Observations:
         return [each.response for each in self.requests]
 
 
-def observe(task: Task, policy: VLMPolicy, model: object, count: int = 64) -> Observations:
+def observe(task: Task, policy: VLMPolicy, model: object, count: int = 128) -> Observations:
     """Through the run's own processor and chat template."""
-    requests = sample_states(task, count)
+    requests = sample_states(task, count, slips=SLIPS)
     lengths = policy.encoder.lengths([each.prompt for each in requests], [each.image for each in requests])
     order = sorted(range(count), key=lambda i: -lengths[i])
     requests = [requests[i] for i in order]
