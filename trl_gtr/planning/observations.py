@@ -14,7 +14,6 @@ from ..policy.scoring import VLMPolicy
 from ..tasks import Task
 from ..types import CorrectionRequest, Response
 
-
 SLIPS = 0.2
 """Assumed share of an agent's actions that are not the expert's: they cut episodes short."""
 
