@@ -14,16 +14,16 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from trl_gtr import CorrectionRequest, CorrectorArguments, make_corrector, make_task
+from trl_gtr import CorrectionRequest, CorrectorArguments, make_corrector
 from trl_gtr.correctors.audit import grade, report
 from trl_gtr.planning.observations import sample_states
-from trl_gtr.scripts.arguments import one_line_errors, parse_arguments
+from trl_gtr.scripts.arguments import TaskArguments, parse_arguments
+from trl_gtr.scripts.usage import one_line_errors
 from trl_gtr.types import Usage
 
 
 @dataclass
-class AuditArguments:
-    task: str = field(default="points24", metadata={"help": "The task whose states are sampled."})
+class AuditArguments(TaskArguments):
     states: int = field(default=50, metadata={"help": "How many thoughts the corrector is asked about."})
     env_steps: int = field(default=15_000, metadata={"help": "Length of the run that the cost is estimated for."})
     seed: int = field(default=0, metadata={"help": "Decides which states are sampled."})
@@ -47,7 +47,7 @@ def percent(share: float | None) -> str:
 def main() -> None:
     with one_line_errors():
         args, corrector_args = parse_arguments((AuditArguments, CorrectorArguments), description=__doc__)
-        task, corrector = make_task(args.task), make_corrector(corrector_args, audit_share=0.0)
+        task, corrector = args.make_task(), make_corrector(corrector_args, audit_share=0.0)
         if corrector is None:
             raise ValueError("--corrector none has nothing to audit: name another one.")
         if hasattr(corrector, "check"):

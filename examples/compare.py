@@ -2,8 +2,9 @@
 
     python examples/compare.py --study points24 --seeds 0 1 2 3 4
     python examples/compare.py --study collapse --arms gtr ppo -- --total_env_steps 2560
+    python examples/compare.py --study ezpoints --task my_module:MyTask -- --config my_settings.yaml
 
-A study is a file in `configs/studies`: a training script, options for every run, and what sets each arm apart. Options
+A study is a file in `configs/studies`: options of `trl-gtr train` for every run, and what sets each arm apart. Options
 behind `--` go to every run. A run that is complete is not made again, so a study can be stopped, taken up later, or
 widened by more seeds.
 """
@@ -24,22 +25,22 @@ from rich.console import Console
 
 from trl_gtr.evaluation.comparison import comparison_markdown, comparison_table, draw_curves
 
-EXAMPLES = Path(__file__).parent
-STUDIES = EXAMPLES / "configs" / "studies"
+STUDIES = Path(__file__).parent / "configs" / "studies"
+TRAIN = [sys.executable, "-m", "trl_gtr.scripts.train"]  # one process
 
 
 def run(study: dict[str, Any], arm: str, seed: int, folder: Path, options: list[str]) -> dict[str, Any]:
     """One run as a process of its own; its log history."""
     state, made_by = folder / "trainer_state.json", folder / "command.json"
-    command = [study["script"]]
+    command = []
     for name, value in {**study["options"], **study["arms"][arm], "seed": seed}.items():
-        command += [f"--{name}", *(str(v) for v in (value if isinstance(value, list) else [value]))]
+        values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
+        command += [f"--{name}", *map(str, values)]
     command += options
     if not state.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        script = [sys.executable, str(EXAMPLES / command[0]), *command[1:]]
         with (folder / "log.txt").open("w") as log:
-            whole = [*script, "--output_dir", str(folder), "--overwrite", "true"]
+            whole = [*TRAIN, *command, "--output_dir", str(folder), "--overwrite", "true"]
             code = subprocess.run(whole, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
         if code:
             raise SystemExit(f"{arm}, seed {seed} failed with status {code}: see {folder / 'log.txt'}")
@@ -52,6 +53,7 @@ def run(study: dict[str, Any], arm: str, seed: int, folder: Path, options: list[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--study", default="points24", choices=sorted(file.stem for file in STUDIES.glob("*.yaml")))
+    parser.add_argument("--task", help="another task than the study's, by name or as module:Class")
     parser.add_argument("--arms", nargs="+", help="some of the study's arms; all if left out")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--output", type=Path, help="default: runs/compare/STUDY")
@@ -61,6 +63,7 @@ def main() -> None:
     if find_spec("matplotlib") is None:  # told now, not when all runs are made
         parser.error('the figure needs matplotlib: pip install "trl-gtr[report]"')
     study = yaml.safe_load((STUDIES / f"{args.study}.yaml").read_text())
+    study["options"] |= {"task": args.task} if args.task else {}
     arms, output = args.arms or list(study["arms"]), args.output or Path("runs/compare", args.study)
     unknown = set(arms) - set(study["arms"])
     if unknown:

@@ -13,7 +13,8 @@ import torch
 
 from trl_gtr.policy.llava_checkpoints import convert_checkpoint
 from trl_gtr.policy.loading import check_processor
-from trl_gtr.scripts.arguments import one_line_errors, parse_arguments
+from trl_gtr.scripts.arguments import parse_arguments
+from trl_gtr.scripts.usage import one_line_errors
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 

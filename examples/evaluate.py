@@ -15,9 +15,9 @@ from __future__ import annotations
 from trl_gtr.scripts import evaluate as evaluate_command
 
 
-def main() -> None:
-    evaluate_command.main(description=__doc__)
+def main() -> int:
+    return evaluate_command.main(description=__doc__, prog="examples/evaluate.py")
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

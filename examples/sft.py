@@ -17,14 +17,14 @@ from trl_gtr import make_task, tiny_llava
 from trl_gtr.guides.sft_data import make_sft_dataset, prompt_and_completion, read_llava_json
 from trl_gtr.policy.adapters import ensure_named_base
 from trl_gtr.scripts import train as launch
-from trl_gtr.scripts.arguments import one_line_errors, parse_arguments
-from trl_gtr.tiny_llava.pool import POINTS24_POOL, alfworld_practice, reading_hands
+from trl_gtr.scripts.arguments import parse_arguments
+from trl_gtr.tiny_llava.practice_games import alfworld_practice
 
 BUILDS = {"build": "tiny", "build-alfworld": "tiny-alfworld"}  # fresh embedded models
 # What the embedded models have learned from, beside whole tasks.
 OPTIONS = {
-    "points24_pool": lambda: {"hands": POINTS24_POOL},
-    "points24_reading": lambda: {"hands": reading_hands()},
+    "points24_pool": lambda: {"hands": "pool"},
+    "points24_reading": lambda: {"hands": "reading"},
     "alfworld_practice": lambda: {"env_kwargs": {"games": alfworld_practice(), "expert": "explorer"}},
 }
 
@@ -35,7 +35,9 @@ class DataArguments:
 
     tasks: list[str] = field(
         default_factory=list,
-        metadata={"help": f"Expert data: task=rows, e.g. points24=1000. Fixed hands or games: {', '.join(OPTIONS)}."},
+        metadata={
+            "help": f"Expert data: task=rows, e.g. points24=1000 or module:Class=1000. Also: {', '.join(OPTIONS)}."
+        },
     )
     exploration: float = field(default=0.15, metadata={"help": "Share of random steps in the expert's play."})
     image_size: int | None = field(
@@ -81,7 +83,7 @@ def make_trainer(data: DataArguments, args: SFTConfig, model_args: ModelConfig) 
 
 
 def main() -> None:
-    with one_line_errors():
+    with launch.one_line_errors():
         types, precision = (DataArguments, SFTConfig, ModelConfig), {"bf16": torch.accelerator.is_available()}
         data, args, model_args = parse_arguments(types, description=__doc__, defaults=precision)
         if data.torch_threads:

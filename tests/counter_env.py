@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 
 from trl_gtr.responses.format import ThoughtFormat
+from trl_gtr.tasks.base import Task
 from trl_gtr.types import Response, Transition
 
 
@@ -80,7 +81,7 @@ class Housed(Counter):
         return {**vars(self), "house": None}
 
 
-class CounterTask:
+class CounterTask(Task):
     """`{"action": "go"}`, in this process or in others."""
 
     name = "counter"
@@ -95,23 +96,14 @@ class CounterTask:
     def prompt(self, observation: Any, info: Mapping[str, Any]) -> str:
         return f"{info['inner']['count']} of {info['target']}"
 
-    def public_state(self, info: Mapping[str, Any]) -> dict[str, Any]:
-        return {}
-
     def legal_actions(self, info: Mapping[str, Any]) -> Sequence[str]:
         return ["go", "go!"]
 
     def to_env_action(self, response: Response, info: Mapping[str, Any]) -> str | None:
         return response.action
 
-    def judge(self, response: Response, info: Mapping[str, Any]) -> dict[str, bool]:
-        return {}
-
     def success(self, transitions: Sequence[Transition]) -> bool:
         return transitions[-1].terminated
-
-    def solvable(self, info: Mapping[str, Any]) -> bool:
-        return True
 
     def metrics(self, transitions: Sequence[Transition]) -> dict[str, float]:
         return {f"success_{transitions[0].info['target']}": float(self.success(transitions))}

@@ -19,7 +19,7 @@ from toy import ColourEnv, ColourTask, quiet_config
 from transformers import TrainerCallback
 
 from trl_gtr.correctors import ExpertCorrector
-from trl_gtr.learning import ppo
+from trl_gtr.learning import losses
 from trl_gtr.policy import adapters
 from trl_gtr.policy.loading import unwrap_adapter
 from trl_gtr.trainer import GTRTrainer
@@ -88,7 +88,7 @@ def recorded_run(folder, schedule, rollouts=None):
         **SCHEDULES[schedule],
     )
     # What is drawn must not depend on how many draw it.
-    trainer.buffer.sample = lambda n: [list(trainer.buffer.samples())[-1]] * n
+    trainer.guide.buffer.sample = lambda n: [list(trainer.guide.buffer.samples())[-1]] * n
     recorded, play = [], trainer.collector.collect
     own = range(trainer.collector.first_index, trainer.collector.first_index + trainer.collector.envs.num_envs)
 
@@ -129,7 +129,7 @@ def replay_one(folder, schedule, rollouts):
         "weights": weights(trainer),
         "alike": alike_everywhere(trainer),
         "wrapper": type(trainer.model).__name__,
-        "labels": trainer.processes.gather(len(trainer.buffer)),
+        "labels": trainer.processes.gather(len(trainer.guide.buffer)),
         "log": steady(trainer.state.log_history),
     }
 
@@ -212,14 +212,14 @@ def slow_process(folder):
 
 def bad_number(folder):
     """The loss of process 1 is NaN, once."""
-    calls, real = iter(range(1000)), ppo.policy_loss
+    calls, real = iter(range(1000)), losses.policy_loss
 
     def policy_loss(*args):
         losses, stats = real(*args)
         return (losses * float("nan") if next(calls) == 2 else losses), stats
 
     trainer = make_trainer(folder, "bad_number")
-    with mock.patch.object(ppo, "policy_loss", policy_loss if os.environ["RANK"] == "1" else real):
+    with mock.patch.object(losses, "policy_loss", policy_loss if os.environ["RANK"] == "1" else real):
         trainer.train()
     return {"alike": alike_everywhere(trainer), "log": trainer.state.log_history}
 

@@ -93,6 +93,11 @@ def write_run(folder: Path, updates: int = 4, rows=None, offset: float = 0.0, ca
             "task": "points24",
             "model": "tiny",
             "started": "2025-01-01T00:00:00+00:00",
+            "updated": "2025-01-01T01:05:00+00:00",
+            "state": "finished",
+            "seconds": 3900.0,
+            "updates": updates,
+            "command": "examples/points24.py --seed 3",
             "config": {"learning_rate": 3e-5, "thought_prob_coef": 0.5, "gamma": 0.9},
             "changed": ["learning_rate"],
             "versions": {"trl": "1.12.0"},
@@ -107,7 +112,7 @@ def write_run(folder: Path, updates: int = 4, rows=None, offset: float = 0.0, ca
 
 
 def default_rows(update):
-    return episode(update, 0, True) + episode(update, 1, False, legal=False, action="banana")
+    return episode(update, 0, True) + episode(update, 1, False, legal=False, action="banana", substitute="+")
 
 
 def hostile_rows(update):

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 from transformers import HfArgumentParser
 
-from trl_gtr.config import REFUSED_FIELDS, GTRConfig
+from trl_gtr.config import GTRConfig, field_rules, refused_fields
+from trl_gtr.distributed import field_rules as field_rules_module
 from trl_gtr.distributed.ppo_base import PPOConfig
 
 
@@ -25,8 +26,7 @@ def test_defaults_are_those_of_the_method():
     assert args.max_completion_length == 256
     assert args.update_schedule == "joint"
     assert args.cloning_weight == "share"
-    assert not args.clone_right_actions
-    assert not args.clone_right_thoughts
+    assert args.clone == "corrected_thoughts"
     assert args.value_head_sizes == [1024, 512]
 
 
@@ -38,41 +38,58 @@ def test_cpu_runs_in_float32_unless_asked_otherwise():
 INHERITED = {field.name for field in dataclasses.fields(PPOConfig)}
 
 
-@pytest.mark.parametrize("name", sorted(INHERITED.intersection(REFUSED_FIELDS)))
+GIVEN = {"stop_token": "eos", "reward_model_path": "x", "sft_model_path": "x", "torch_compile_mode": "default"}
+
+
+@pytest.mark.parametrize("name", sorted(refused_fields()))
 def test_a_field_without_effect_is_refused(name):
-    given = {"stop_token": "eos", "whiten_rewards": True, "reward_model_path": "x", "sft_model_path": "x"}.get(name, 7)
+    default = GTRConfig.__dataclass_fields__[name].default
+    given = not default if isinstance(default, bool) else GIVEN.get(name, 7)
     with pytest.raises(ValueError, match=f"does not use `{name}`"):
         make(**{name: given})
 
 
-def test_every_refused_field_is_really_inherited():
-    assert set(REFUSED_FIELDS) - INHERITED <= {"world_size"}  # a field under TRL 1.12 only
+def test_what_replaced_the_booleans_of_version_0_1_is_named():
+    with pytest.raises(ValueError, match=r"`clone_right_actions`\. Set clone='thoughts_and_right_actions' instead"):
+        make(clone_right_actions=False)
+    with pytest.raises(ValueError, match="Set clone='thoughts' instead"):
+        make(clone_right_thoughts=True)
+    with pytest.raises(ValueError, match="Set clone='corrected_responses', or 'responses' with right thoughts too"):
+        make(clone_full_response=True)
+
+
+def test_rules_are_for_fields_that_exist():
+    assert set(field_rules()) <= set(GTRConfig.__dataclass_fields__)
+    assert set(refused_fields()) - INHERITED == {"clone_right_actions", "clone_right_thoughts", "clone_full_response"}
+    # `world_size` is a field under TRL 1.12 only; whatever else is misspelt here would rule nothing
+    assert set(field_rules_module.INHERITED) - INHERITED <= {"world_size"}
 
 
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
         ({"num_envs": 0}, "`num_envs` must be at least 1"),
-        ({"gamma": 1.5}, "`gamma` must lie in"),
-        ({"temperature": 0.0}, "`temperature` must be positive"),
-        ({"cliprange": 0.0}, "`cliprange` must lie in"),
-        ({"dual_clip": 1.0}, "`dual_clip` must be greater than 1"),
+        ({"gamma": 1.5}, "`gamma` must be at least 0 and at most 1, got 1.5"),
+        ({"temperature": 0.0}, "`temperature` must be greater than 0, got 0.0. PPO needs sampled actions"),
+        ({"cliprange": 0.0}, "`cliprange` must be greater than 0 and less than 1"),
+        ({"dual_clip": 1.0}, "`dual_clip` must be greater than 1 or None"),
         ({"ppo_coef": 0.0, "thought_cloning_coef": 0.0}, "nothing would be learned"),
-        ({"thought_cloning_coef": -1.0}, "must not be negative"),
+        ({"thought_cloning_coef": -1.0}, "must be at least 0, got -1.0"),
         ({"num_envs": 3, "rollout_steps": 5, "per_device_train_batch_size": 4}, "no multiple of the mini-batch"),
-        ({"clone_full_response": True, "clone_right_actions": True}, "turn `clone_right_actions` off"),
         ({"cloning_learning_rate": 1e-4}, "needs `update_schedule='separate'`"),
         ({"kl_coef": 0.1, "kl_estimator": "k1"}, "needs `kl_estimator='k3'`"),
-        ({"thought_cloning_coef": 0.0, "clone_right_thoughts": True}, "need `thought_cloning_coef` > 0"),
+        ({"clone": "everything"}, "`clone` must be one of"),
+        ({"save_strategy": "epoch"}, "`save_strategy` must be one of .* There are no epochs here"),
+        ({"gamma": float("nan")}, "`gamma` must be at least 0"),
         ({"update_schedule": "both"}, "must be one of"),
         ({"invalid_action": "ignore"}, "must be one of"),
         ({"cloning_weight": "all"}, "must be one of"),
-        ({"min_advantage_std": 0.0}, "must be positive"),
-        ({"reward_scale": 0.0}, "must be positive"),
-        ({"target_kl": -1.0}, "must be positive"),
-        ({"feature_cache_gb": -1.0}, "`feature_cache_gb` must be a number of GiB"),
-        ({"feature_cache_gb": float("inf")}, "`feature_cache_gb` must be a number of GiB"),
-        ({"feature_cache_gb": float("nan")}, "`feature_cache_gb` must be a number of GiB"),
+        ({"min_advantage_std": 0.0}, "must be greater than 0, got 0.0"),
+        ({"reward_scale": 0.0}, "must be greater than 0 or None"),
+        ({"target_kl": -1.0}, "must be greater than 0 or None"),
+        ({"feature_cache_gb": -1.0}, "`feature_cache_gb` must be at least 0 and less than inf"),
+        ({"feature_cache_gb": float("inf")}, "`feature_cache_gb` must be at least 0 and less than inf"),
+        ({"feature_cache_gb": float("nan")}, "`feature_cache_gb` must be at least 0 and less than inf"),
     ],
 )
 def test_contradictions_say_what_to_change(bad, message):
@@ -112,7 +129,7 @@ def test_fsdp_is_refused_however_it_is_asked_for(monkeypatch):
 def test_a_rollout_has_a_deadline_only_where_others_wait():
     assert make().rollout_deadline == float("inf")
     assert make(rollout_timeout=5.0).rollout_deadline == 5.0
-    with pytest.raises(ValueError, match="`rollout_timeout` must be positive"):
+    with pytest.raises(ValueError, match="`rollout_timeout` must be greater than 0"):
         make(rollout_timeout=0.0)
 
 
@@ -122,6 +139,8 @@ def test_a_resumed_run_may_be_longer_and_log_otherwise_but_not_learn_otherwise()
     assert changed.resume_settings() == settings
     assert make(learning_rate=0.1).resume_settings() != settings
     assert make(seed=1).resume_settings() != settings
+    assert make(clone="thoughts").resume_settings() != settings
+    assert not settings.keys() & refused_fields().keys()
 
 
 # --- the mini-batch --------------------------------------------------------------------------------------------------

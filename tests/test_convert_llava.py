@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from transformers import CLIPVisionConfig, PreTrainedTokenizerFast
 from vlms import character_tokenizer
 
+from trl_gtr.engines.transformers import TransformersEngine
 from trl_gtr.policy import llava_checkpoints
 from trl_gtr.policy.loading import load_policy
 from trl_gtr.policy.scoring import VLMPolicy
@@ -161,9 +162,8 @@ def test_converted_folder_loads_and_every_weight_is_in_its_place(
     text = model.config.get_text_config()
     assert (text.model_type, text.rope_parameters["rope_theta"], text.rms_norm_eps) == ("mistral", 1e6, 1e-5)
     assert model.config.vision_feature_layer == -2
-    generation = VLMPolicy(model, processor, max_completion_length=4).generate(
-        model, ["hello"], [np.zeros((40, 40, 3), np.uint8)], greedy=True
-    )
+    engine = TransformersEngine(VLMPolicy(model, processor, max_completion_length=4), model)
+    generation = engine.generate(["hello"], [np.zeros((40, 40, 3), np.uint8)], greedy=True)
     assert len(generation[0].ids)
 
 

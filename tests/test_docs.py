@@ -1,6 +1,7 @@
-"""What the pages promise about names: every metric of a run is explained, every column of the episodes too."""
+"""The pages keep up with the code: every metric and episode column is explained, every generated part is current."""
 
 import re
+import runpy
 
 import pytest
 from paths import DOCS
@@ -47,3 +48,14 @@ def test_pages_are_in_the_navigation():
     navigation = (DOCS.parent / "mkdocs.yml").read_text("utf-8")
     missing = [page.name for page in DOCS.glob("*.md") if f": {page.name}" not in navigation]
     assert not missing, f"mkdocs.yml doesn't name {missing}"
+
+
+def test_generated_parts_are_current():
+    script = runpy.run_path(str(DOCS / "generate.py"))
+    pages = {page: page.read_text("utf-8") for page in DOCS.glob("*.md")}
+    assert sum(text.count("<!-- begin generated") for text in pages.values()) >= 9
+    assert all(
+        text.count("<!-- begin generated") == len(script["PART"].findall(text)) for text in pages.values()
+    )  # a marker that is never closed would be left as it is
+    stale = [page.name for page, text in pages.items() if script["generated"](text) != text]
+    assert not stale, f"run `python docs/generate.py`: {stale} are out of date"

@@ -17,7 +17,7 @@ from example_scripts import example
 from paths import ROOT
 
 from trl_gtr import tiny_llava
-from trl_gtr.runs.checkpoints import saved_task
+from trl_gtr.runs.manifest import saved_task
 
 PYTHON = [sys.executable]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch"]
@@ -29,8 +29,16 @@ SHORT = [
 
 
 def run(launcher: list[str], script: str, *options: Any, cwd: Path) -> str:
-    """The command's output, both streams; it must succeed."""
-    command = [*launcher, str(ROOT / "examples" / script), *map(str, options)]
+    """The output of an example script, both streams; it must succeed."""
+    return output_of([*launcher, str(ROOT / "examples" / script), *map(str, options)], cwd)
+
+
+def command(*words: str, cwd: Path) -> str:
+    """The output of `trl-gtr …`, both streams; it must succeed."""
+    return output_of([*PYTHON, "-m", "trl_gtr.cli", *words], cwd)
+
+
+def output_of(command: list[str], cwd: Path) -> str:
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
@@ -75,19 +83,46 @@ def test_points24_trains_and_its_agent_is_evaluated(tmp_path: Path) -> None:
 @pytest.mark.parametrize("task", ["ezpoints", "number_line", "blackjack"])
 def test_gym_cards(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    options = ["--task", task, "--output_dir", "agent", "--disable_tqdm=true", *SHORT]
+    options = ["--task", task, "--disable_tqdm=true", *SHORT]
     if task == "ezpoints":
         run(ACCELERATE, "gym_cards.py", *options, cwd=tmp_path)
     else:  # in this process: a new one needs ten seconds for its imports
         monkeypatch.setattr(sys, "argv", ["gym_cards.py", *options])
         example("gym_cards").main()
-    assert {f"start_{task}_success", f"end_{task}_success"} <= set(log_of(tmp_path / "agent"))
-    assert saved_task(tmp_path / "agent") == task
+    folder = tmp_path / "runs" / task  # each game has its own
+    assert {f"start_{task}_success", f"end_{task}_success"} <= set(log_of(folder))
+    assert saved_task(folder) == task
+
+
+OWN_TASK = """
+from trl_gtr.tasks.blackjack import BlackjackTask
+
+class Mine(BlackjackTask):
+    name = "mine"
+
+    def __init__(self, level=1):
+        super().__init__()
+        assert level == 3
+"""
+
+
+def test_a_task_of_ones_own_through_the_command(tmp_path: Path) -> None:
+    """`trl-gtr train --task module:Class`, its option by name; a run is of whole updates, and says so."""
+    (tmp_path / "my_tasks.py").write_text(OWN_TASK)
+    own = ["--task", "my_tasks:Mine", "--level", "3"]
+    options = ["--model_name_or_path", "tiny", "--use_cpu", "--output_dir", "agent", "--report", "false", *SHORT]
+    options[options.index("--total_env_steps") + 1] = "20"
+    shown = command("train", *own, *options, "--num_processes", "1", cwd=tmp_path)
+    rounding = "total_env_steps = 20 is rounded up to 32: 2 updates of num_envs × rollout_steps = 4 × 4 steps."
+    assert shown.splitlines().count(rounding) == 1
+    assert saved_task(tmp_path / "agent") == "mine"
+    shown = command("evaluate", *own, "--agents", "agent", "expert", "--episodes", "2", cwd=tmp_path)
+    assert "my_tasks:Mine, level: 3, 2 episodes each" in shown
 
 
 def test_gym_cards_without_a_corrector_asks_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PPO alone, on the game of the other script."""
-    ppo = ["--thought_cloning_coef", "0", "--clone_right_actions", "false", "--clone_right_thoughts", "false"]
+    ppo = ["--thought_cloning_coef", "0"]
     options = ["--task", "points24", "--output_dir", str(tmp_path / "agent"), "--disable_tqdm=true", *ppo, *SHORT]
     monkeypatch.setattr(sys, "argv", ["gym_cards.py", *options])
     example("gym_cards").main()
@@ -134,7 +169,7 @@ def test_sft_makes_a_model_that_plays(tmp_path: Path) -> None:
         path.name for path in (tmp_path / "start").iterdir()
     }
     played = run(PYTHON, "evaluate.py", "--task", "ezpoints", "--agents", "start", "--episodes", "2", cwd=tmp_path)
-    assert "ezpoints, hands: all, 2 episodes each" in played
+    assert "ezpoints, 2 episodes each" in played
 
 
 def test_compare(tmp_path: Path) -> None:

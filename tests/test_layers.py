@@ -82,7 +82,7 @@ def problem(module: str, target: str) -> str | None:
     if there not in LEVELS:
         return f"{target or 'the public surface'} has no layer"
     same_room = here.split(".")[0] == there.split(".")[0]
-    if same_room and (LEVELS[here] >= LEVELS[there] or there == LOCAL):  # it loads the policy room only when it is made
+    if same_room and (LEVELS[here] >= LEVELS[there] or there == LOCAL):  # that one loads a policy only when made
         return None
     if (here, there) in APART:
         return f"{here} must not know {there}"

@@ -5,13 +5,13 @@ GTR and PPO must learn to read it, nobody can learn it from blank images, and a 
 
 import numpy as np
 import pytest
-from paths import EXAMPLES
 from toy import ColourTask, quiet_config
 
 from trl_gtr import load_policy, make_task
 from trl_gtr.correctors import ExpertCorrector
-from trl_gtr.learning import ppo, update
+from trl_gtr.learning import losses, update
 from trl_gtr.scripts import train as launch
+from trl_gtr.scripts.settings import CONFIGS
 from trl_gtr.trainer import GTRTrainer
 
 GTR = {"learning_rate": 2e-3}
@@ -38,33 +38,33 @@ def learn(checkpoint, tmp_path, method, updates, blank=False):
     corrector = ExpertCorrector() if args.thought_cloning_coef else None
     trainer = GTRTrainer(checkpoint, args, ColourTask(length=1, blank=blank), corrector)
     trainer.train()
-    return trainer.evaluate()
+    return trainer.evaluate().metrics()
 
 
 def test_gtr_learns_to_see_and_to_say_it(toy_checkpoint, tmp_path):
     result = learn(toy_checkpoint, tmp_path, GTR, updates=20)
-    assert result["eval_success"] > 0.9
-    assert result["eval_true_thoughts"] > 0.9
+    assert result["success"] > 0.9
+    assert result["true_thoughts"] > 0.9
 
 
 def test_ppo_alone_learns_to_see(toy_checkpoint, tmp_path):
-    assert learn(toy_checkpoint, tmp_path, PPO, updates=50)["eval_success"] > 0.9
+    assert learn(toy_checkpoint, tmp_path, PPO, updates=50)["success"] > 0.9
 
 
 @pytest.mark.parametrize("method", [GTR, PPO], ids=["gtr", "ppo"])
 def test_blank_images_teach_nothing(toy_checkpoint, tmp_path, method):
     # Chance is 1/4; five standard deviations of 128 episodes above it.
-    assert learn(toy_checkpoint, tmp_path, method, updates=15, blank=True)["eval_success"] < 0.45
+    assert learn(toy_checkpoint, tmp_path, method, updates=15, blank=True)["success"] < 0.45
 
 
 def test_a_flipped_policy_loss_shows(toy_checkpoint, tmp_path, monkeypatch):
-    real = ppo.policy_loss
+    real = losses.policy_loss
 
     def flipped(logprob, old_logprob, advantages, *args):
         return real(logprob, old_logprob, -advantages, *args)
 
-    monkeypatch.setattr(ppo, "policy_loss", flipped)
-    assert learn(toy_checkpoint, tmp_path, GTR, updates=20)["eval_success"] < 0.5
+    monkeypatch.setattr(losses, "policy_loss", flipped)
+    assert learn(toy_checkpoint, tmp_path, GTR, updates=20)["success"] < 0.5
 
 
 def test_a_flipped_cloning_loss_shows(toy_checkpoint, tmp_path, monkeypatch):
@@ -75,7 +75,7 @@ def test_a_flipped_cloning_loss_shows(toy_checkpoint, tmp_path, monkeypatch):
 
 def test_a_short_run_from_the_shipped_start_makes_more_thoughts_true(tmp_path):
     """Mean of three seeds: two updates of half the default run's size, the same deals before and after."""
-    config = EXAMPLES / "configs" / "gym_cards_tiny.yaml"
+    config = CONFIGS / "gym_cards_tiny.yaml"
     gains = []
     for seed in range(3):
         options = {"task": "ezpoints", "rollout_steps": 4, "total_env_steps": 512, "num_ppo_epochs": 1}
@@ -84,7 +84,7 @@ def test_a_short_run_from_the_shipped_start_makes_more_thoughts_true(tmp_path):
         script, args, _, _ = launch.parse(config, [f"--{name}={value}" for name, value in options.items()])
         model, processor = load_policy("tiny")
         trainer = GTRTrainer(model, args, make_task(script.task), ExpertCorrector(), processor)
-        before = trainer.evaluate()["eval_true_thoughts"]
+        before = trainer.evaluate().metrics()["true_thoughts"]
         trainer.train()
-        gains.append(trainer.evaluate()["eval_true_thoughts"] - before)
+        gains.append(trainer.evaluate().metrics()["true_thoughts"] - before)
     assert np.mean(gains) > 0.1, gains

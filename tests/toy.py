@@ -17,7 +17,7 @@ from vlms import character_tokenizer, chat_template, component
 
 from trl_gtr.config import GTRConfig
 from trl_gtr.responses.format import Field, ThoughtFormat
-from trl_gtr.tasks.base import Rubric
+from trl_gtr.tasks.base import Task
 from trl_gtr.types import Response, Transition
 
 COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220), "yellow": (220, 220, 30)}
@@ -79,13 +79,11 @@ class ColourEnv(gym.Env):
         return observation, reward, ended and self.terminates, ended and not self.terminates, info
 
 
-class ColourTask:
-    """`{"thoughts": "it is red", "action": "red"}`."""
+class BareColourTask(Task):
+    """`{"thoughts": "it is red", "action": "red"}`, with nothing but what a task needs."""
 
     name = "colours"
     format = ThoughtFormat([Field("thoughts", "text", "what you see")])
-    rubric = Rubric(role="", questions={})
-    reading_parts = ("colour",)
 
     def __init__(self, **env_kwargs: Any) -> None:
         self.env_kwargs = env_kwargs
@@ -96,23 +94,23 @@ class ColourTask:
     def prompt(self, observation: Any, info: Mapping[str, Any]) -> str:
         return PROMPT
 
-    def public_state(self, info: Mapping[str, Any]) -> dict[str, Any]:
-        return {}
-
     def legal_actions(self, info: Mapping[str, Any]) -> Sequence[str]:
         return list(COLOURS)
 
     def to_env_action(self, response: Response, info: Mapping[str, Any]) -> int | None:
         return list(COLOURS).index(response.action) if response.action in COLOURS else None
 
-    def judge(self, response: Response, info: Mapping[str, Any]) -> dict[str, bool]:
-        return {"colour": response.fields.get("thoughts") == f"it is {info['colour']}"}
-
     def success(self, transitions: Sequence[Transition]) -> bool:
         return all(step.reward > 0 for step in transitions)
 
-    def solvable(self, info: Mapping[str, Any]) -> bool:
-        return True
+
+class ColourTask(BareColourTask):
+    """With a judge and an expert."""
+
+    reading_parts = ("colour",)
+
+    def judge(self, response: Response, info: Mapping[str, Any]) -> dict[str, bool]:
+        return {"colour": response.fields.get("thoughts") == f"it is {info['colour']}"}
 
     def expert(self, info: Mapping[str, Any], hint: Response | None = None) -> Response:
         return self.format.parse(self.format.render({"thoughts": f"it is {info['colour']}"}, info["colour"]))
@@ -169,7 +167,8 @@ def build_toy_model(seed: int = 0) -> tuple[LlavaForConditionalGeneration, Llava
 
 def teach_format(model: LlavaForConditionalGeneration, processor: LlavaProcessor, steps: int = 60) -> None:
     """Supervised on random answers: the format is learned, and that the colour matters is not."""
-    from trl_gtr.policy.scoring import PolicyWithValue, ValueHead, VLMPolicy
+    from trl_gtr.policy.network import PolicyWithValue, ValueHead
+    from trl_gtr.policy.scoring import VLMPolicy
 
     policy = VLMPolicy(model, processor)
     module = PolicyWithValue(model, ValueHead(model.config.get_text_config().hidden_size, [8]))

@@ -13,6 +13,8 @@ __version__ = "0.2.0"
 
 # public name → module that defines it
 _EXPORTS = {
+    "FailureKind": "types",
+    "Generation": "types",
     "Response": "types",
     "CorrectionRequest": "types",
     "Correction": "types",
@@ -21,13 +23,32 @@ _EXPORTS = {
     "GTRConfig": "config",
     "GTRTrainer": "trainer",
     "PPOTrainer": "distributed.ppo_base",
+    "AdvantageEstimator": "learning.advantages",
+    "Advantages": "learning.advantages",
+    "Guide": "guides.base",
+    "CorrectedThoughts": "guides.corrected",
     "ThoughtCollapseCallback": "runs.callbacks",
+    "Engine": "engines.base",
+    "TransformersEngine": "engines.transformers",
+    "RolloutCollector": "rollouts.collector",
+    "ExpertAgent": "evaluation.agents",
+    "PolicyAgent": "evaluation.agents",
+    "RandomAgent": "evaluation.agents",
+    "ServedAgent": "evaluation.agents",
+    "load_agent": "evaluation.agents",
+    "EvaluationReport": "evaluation.reports",
     "evaluate_agent": "evaluation.evaluate",
     "load_policy": "policy.loading",
     "lora_target_modules": "policy.loading",
+    "Field": "responses.format",
     "ThoughtFormat": "responses.format",
+    "Rubric": "tasks",
     "Task": "tasks",
+    "Tool": "tasks",
     "make_task": "tasks",
+    "AuditedCorrector": "correctors",
+    "BudgetExhausted": "correctors",
+    "CacheMiss": "correctors",
     "CachedCorrector": "correctors",
     "Corrector": "correctors",
     "CorrectorArguments": "correctors",
@@ -35,7 +56,9 @@ _EXPORTS = {
     "LocalCorrector": "correctors",
     "OpenAICorrector": "correctors",
     "RecordedCorrector": "correctors",
+    "UnreliableCorrector": "correctors",
     "make_corrector": "correctors",
+    "train": "scripts.launch",
     "write_report": "report",
 }
 
@@ -44,26 +67,47 @@ __all__ = [*sorted(_EXPORTS), "__version__"]
 if TYPE_CHECKING:  # "X as X" is how a typed package says that X is public
     from .config import GTRConfig as GTRConfig
     from .correctors import (
+        AuditedCorrector as AuditedCorrector,
+        BudgetExhausted as BudgetExhausted,
         CachedCorrector as CachedCorrector,
+        CacheMiss as CacheMiss,
         Corrector as Corrector,
         CorrectorArguments as CorrectorArguments,
         ExpertCorrector as ExpertCorrector,
         LocalCorrector as LocalCorrector,
         OpenAICorrector as OpenAICorrector,
         RecordedCorrector as RecordedCorrector,
+        UnreliableCorrector as UnreliableCorrector,
         make_corrector as make_corrector,
     )
     from .distributed.ppo_base import PPOTrainer as PPOTrainer
+    from .engines.base import Engine as Engine
+    from .engines.transformers import TransformersEngine as TransformersEngine
+    from .evaluation.agents import (
+        ExpertAgent as ExpertAgent,
+        PolicyAgent as PolicyAgent,
+        RandomAgent as RandomAgent,
+        ServedAgent as ServedAgent,
+        load_agent as load_agent,
+    )
     from .evaluation.evaluate import evaluate_agent as evaluate_agent
+    from .evaluation.reports import EvaluationReport as EvaluationReport
+    from .guides.base import Guide as Guide
+    from .guides.corrected import CorrectedThoughts as CorrectedThoughts
+    from .learning.advantages import AdvantageEstimator as AdvantageEstimator, Advantages as Advantages
     from .policy.loading import load_policy as load_policy, lora_target_modules as lora_target_modules
     from .report import write_report as write_report
-    from .responses.format import ThoughtFormat as ThoughtFormat
+    from .responses.format import Field as Field, ThoughtFormat as ThoughtFormat
+    from .rollouts.collector import RolloutCollector as RolloutCollector
     from .runs.callbacks import ThoughtCollapseCallback as ThoughtCollapseCallback
-    from .tasks import Task as Task, make_task as make_task
+    from .scripts.launch import train as train
+    from .tasks import Rubric as Rubric, Task as Task, Tool as Tool, make_task as make_task
     from .trainer import GTRTrainer as GTRTrainer
     from .types import (
         Correction as Correction,
         CorrectionRequest as CorrectionRequest,
+        FailureKind as FailureKind,
+        Generation as Generation,
         Response as Response,
         Rollout as Rollout,
         Transition as Transition,

@@ -5,88 +5,30 @@ from __future__ import annotations
 import logging
 import math
 import os
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import timedelta
-from typing import Any, Literal
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from accelerate import PartialState
 from accelerate.utils import str_to_bool
 
+from .distributed.field_rules import INHERITED, FieldMetadata, Rule
 from .distributed.ppo_base import PPOConfig
-from .scripts.arguments import json_options
+from .storage.plain_data import json_options
 
 logger = logging.getLogger(__name__)
-
-# PPOConfig fields that the environment loop has no use for, and what to set instead. Setting one of them raises.
-REFUSED_FIELDS = {
-    "response_length": "max_completion_length",
-    "total_episodes": "total_env_steps",
-    "num_mini_batches": "mini_batch_size",
-    "local_rollout_forward_batch_size": "num_envs (one batched generate serves all environments)",
-    "num_sample_generations": "log_completions",
-    "missing_eos_penalty": "format_reward (a truncated response is no valid object)",
-    "whiten_rewards": "nothing: advantages are normalised instead",
-    "reward_model_path": "task: the environment gives the reward",
-    "sft_model_path": "the trainer's `model`",
-    "stop_token": "nothing: the tokenizer's EOS ends a response",
-    "stop_token_id": "nothing: the tokenizer's EOS ends a response",
-    "dataset_num_proc": "nothing: there is no dataset",
-    "num_train_epochs": "total_env_steps",
-    "max_steps": "total_env_steps",
-    "deepspeed": "accelerate's configuration (examples/accelerate_configs/zero2.yaml)",
-    "ref_adapter_name": "kl_coef: the reference is the starting policy",
-    "world_size": "nothing: the launcher decides",
-    "num_total_batches": "total_env_steps",
-    "micro_batch_size": "per_device_train_batch_size",
-    "local_batch_size": "per_device_train_batch_size",
-    "batch_size": "per_device_train_batch_size",
-    "local_mini_batch_size": "mini_batch_size",
-}
 
 MODEL_INIT_KWARGS = ("model_init_kwargs", '{"dtype": "bfloat16"}')
 """The field's name and an example, for `json_options`."""
 
-# Settings of `TrainingArguments` and `PPOConfig` that a resumed run must share with its checkpoint …
-_KEPT_FIELDS = (
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "seed",
-    "optim",
-    "optim_args",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "lr_scheduler_type",
-    "lr_scheduler_kwargs",
-    "warmup_steps",
-    "num_ppo_epochs",
-)
-# … and those of `GTRConfig` that it may change.
-_FREE_FIELDS = (
-    "mini_batch_size",  # follows from the batch size of a process, the accumulation steps and the processes, all kept
-    "total_env_steps",
-    "logging_steps",
-    "bf16",
-    "model_init_kwargs",
-    "feature_cache_gb",
-    "rollout_timeout",
-    "correction_timeout",
-    "ddp_timeout",
-    "max_skipped_steps",
-    "allow_changed_config",
-    "pickle_environments",
-    "overwrite",
-    "log_completions",
-    "num_completions_to_print",
-    "episode_log_rate",
-    "episode_log_max_steps",
-    "eval_episodes",
-    "eval_greedy",
-)
 
-
-def _field(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
+def _field(
+    default: Any, help: str, resume: Literal["same", "free"] = "same", default_factory: Any = MISSING, **rule: Any
+) -> Any:
+    """A field with its help and its rule. What decides what is learned must be the same in a resumed run."""
+    metadata = FieldMetadata(help=help, rule=Rule(resume, **rule))
+    return field(default=default, default_factory=default_factory, metadata=metadata)
 
 
 def episode_count(given: int | str | None, name: str) -> int | Literal["all"]:
@@ -113,51 +55,81 @@ class GTRConfig(PPOConfig):
     _argument_group_name = "GTR, PPO and training"
 
     # --- defaults that differ from PPOConfig's -----------------------------------------------------------------
-    learning_rate: float = _field(1e-5, "Learning rate of the policy. Paper: 1e-5, falling to 1e-9 by a cosine.")
+    learning_rate: float = _field(
+        1e-5, "Learning rate of the policy. Paper: 1e-5, falling to 1e-9 by a cosine.", at_least=0
+    )
     adam_epsilon: float = _field(1e-7, "Epsilon of AdamW. Paper: 1e-7.")
-    max_grad_norm: float = _field(0.5, "Gradients of a mini-batch are clipped to this norm; 0 turns clipping off.")
-    gamma: float = _field(0.9, "Discount per environment step. Paper: 0.9.")
-    lam: float = _field(0.95, "λ of GAE, over environment steps. Paper: 0.95.")
-    cliprange: float = _field(0.1, "Clip range of the probability ratio. Paper: 0.1.")
-    vf_coef: float = _field(0.5, "Weight of the value loss. Paper: 0.5.")
+    max_grad_norm: float = _field(
+        0.5, "Gradients of a mini-batch are clipped to this norm; 0 turns clipping off.", at_least=0
+    )
+    gamma: float = _field(0.9, "Discount per environment step. Paper: 0.9.", at_least=0, at_most=1)
+    lam: float = _field(0.95, "λ of GAE, over environment steps. Paper: 0.95.", at_least=0, at_most=1)
+    cliprange: float = _field(0.1, "Clip range of the probability ratio. Paper: 0.1.", above=0, below=1)
+    vf_coef: float = _field(0.5, "Weight of the value loss. Paper: 0.5.", at_least=0)
     cliprange_value: float | None = _field(None, "Clip range of the value; None (default) leaves it unclipped.")
-    kl_coef: float = _field(0.0, "Weight of a k3 KL penalty to the starting policy; 0 (paper) holds no reference.")
+    kl_coef: float = _field(
+        0.0, "Weight of a k3 KL penalty to the starting policy; 0 (paper) holds no reference.", at_least=0
+    )
     kl_estimator: Literal["k1", "k3"] = _field("k3", "Estimator of that KL; only k3 has a usable gradient.")
-    temperature: float = _field(0.2, "Sampling temperature, in rollouts and in their log-probs. Paper: 0.2.")
-    logging_steps: float = _field(1, "Log every this many updates.")
+    temperature: float = _field(
+        0.2,
+        "Sampling temperature, in rollouts and in their log-probs. Paper: 0.2.",
+        above=0,
+        advice="PPO needs sampled actions; take a small temperature.",
+    )
+    logging_steps: float = _field(1, "Log every this many updates.", resume="free")
     bf16: bool | None = _field(
-        None, "bfloat16 autocast. None: on where the accelerator supports it, off on CPU. Sums stay in float32."
+        None,
+        "bfloat16 autocast. None: on where the accelerator supports it, off on CPU. Sums stay in float32.",
+        resume="free",
     )
 
-    model_init_kwargs: dict[str, Any] | str | None = field(
-        default=None,
-        metadata={"help": "Arguments of `from_pretrained` for a model given by name; JSON on the command line."},
+    model_init_kwargs: dict[str, Any] | str | None = _field(  # noqa: RUF009
+        None, "Arguments of `from_pretrained` for a model given by name; JSON on the command line.", resume="free"
     )
 
     # --- sizes ------------------------------------------------------------------------------------------------
-    total_env_steps: int = _field(15_000, "Environment steps of the whole run, all processes together. Paper: 15000.")
-    num_envs: int = _field(16, "Environments stepped side by side, all processes together.")
-    rollout_steps: int = _field(64, "Steps of each environment in one update. Paper: 1024 steps an update on cards.")
+    total_env_steps: int = _field(
+        15_000, "Environment steps of the whole run, all processes together. Paper: 15000.", resume="free", at_least=1
+    )
+    num_envs: int = _field(16, "Environments stepped side by side, all processes together.", at_least=1)
+    rollout_steps: int = _field(
+        64, "Steps of each environment in one update. Paper: 1024 steps an update on cards.", at_least=1
+    )
     mini_batch_size: int | None = _field(
         None,
         "Environment steps behind one optimizer step, all processes together; `gradient_accumulation_steps` follows "
         "from it. None: what the batch size of a process, the accumulation steps and the processes make. Paper: 128.",
+        resume="free",
+        at_least=1,
     )
     gradient_accumulation_steps: int = _field(
         None,
         "Batches that each process adds up before an optimizer step. None: worked out from `mini_batch_size`, or 1.",
+        at_least=1,
+        optional=True,
     )
-    max_completion_length: int = _field(256, "Most new tokens of a response. Paper: 256.")
+    max_completion_length: int = _field(256, "Most new tokens of a response. Paper: 256.", at_least=1)
     feature_cache_gb: float = _field(
-        2.0, "Memory of each process, in GiB, for images that are processed already; what doesn't fit is done again."
+        2.0,
+        "Memory of each process, in GiB, for images that are processed already; what doesn't fit is done again.",
+        resume="free",
+        at_least=0,
+        below=math.inf,
+        advice="0: no cache.",
     )
 
     # --- the response -----------------------------------------------------------------------------------------
     repetition_penalty: float = _field(
-        1.0, "As in `generate`; applied to the log-probs too, so that what is scored is what was sampled. Paper: 1.2."
+        1.0,
+        "As in `generate`; applied to the log-probs too, so that what is scored is what was sampled. Paper: 1.2.",
+        above=0,
+        advice="1.0 turns it off.",
     )
     thought_prob_coef: float = _field(
-        0.5, "λ: weight of the thought tokens' log-prob beside the action's. Paper: 0.5 on cards, 0.2 on ALFWorld."
+        0.5,
+        "λ: weight of the thought tokens' log-prob beside the action's. Paper: 0.5 on cards, 0.2 on ALFWorld.",
+        at_least=0,
     )
     invalid_action: Literal["random", "penalty"] = _field(
         "random",
@@ -165,25 +137,33 @@ class GTRConfig(PPOConfig):
         "environment's step and pays -1; a skipped step counts towards the game's own limit of steps.",
     )
     format_reward: float = _field(
-        5.0, "Bonus of a valid response, in units of reward, added to its own step's advantage after GAE. Paper: 5."
+        5.0,
+        "Bonus of a valid response, in units of reward, added to its own step's advantage after GAE. Paper: 5.",
+        at_least=0,
     )
     reward_scale: float | None = _field(
-        None, "Rewards and the format reward are multiplied by this. None: the task's own `reward_scale`, else 1."
+        None,
+        "Rewards and the format reward are multiplied by this. None: the task's own `reward_scale`, else 1.",
+        above=0,
     )
 
     # --- PPO --------------------------------------------------------------------------------------------------
-    ppo_coef: float = _field(1.0, "Weight of the policy loss; 0 drops it (cloning only).")
+    ppo_coef: float = _field(1.0, "Weight of the policy loss; 0 drops it (cloning only).", at_least=0)
     dual_clip: float | None = _field(
-        3.0, "Bounds the loss of negative advantages at this multiple of |A|; None: plain PPO."
+        3.0, "Bounds the loss of negative advantages at this multiple of |A|; None: plain PPO.", above=1
     )
     target_kl: float | None = _field(
-        None, "PPO epochs of an update end once a mini-batch's approximate KL, over all processes, exceeds this."
+        None,
+        "PPO epochs of an update end once a mini-batch's approximate KL, over all processes, exceeds this.",
+        above=0,
     )
     min_advantage_std: float = _field(
-        0.1, "Advantages are divided by max(their spread, this), so that noise isn't blown up when all goes well."
+        0.1,
+        "Advantages are divided by max(their spread, this), so that noise isn't blown up when all goes well.",
+        above=0,
     )
-    value_head_sizes: list[int] = field(
-        default_factory=lambda: [1024, 512], metadata={"help": "Hidden layers of the value head. Paper: 1024 512."}
+    value_head_sizes: list[int] = _field(  # noqa: RUF009
+        MISSING, "Hidden layers of the value head. Paper: 1024 512.", default_factory=lambda: [1024, 512]
     )
     value_learning_rate: float | None = _field(3e-4, "Learning rate of the value head; None: `learning_rate`.")
     value_gradient_to_trunk: bool = _field(
@@ -194,10 +174,10 @@ class GTRConfig(PPOConfig):
         "Score all of an update's batches with as many rows and tokens, those of the largest, so that ratios start at "
         "exactly 1 in bfloat16 too. Costs padding, and scoring in batches of `per_device_train_batch_size`.",
     )
-    value_warmup_updates: int = _field(0, "First updates in which PPO trains the value head only.")
+    value_warmup_updates: int = _field(0, "First updates in which PPO trains the value head only.", at_least=0)
 
     # --- thought cloning --------------------------------------------------------------------------------------
-    thought_cloning_coef: float = _field(1.0, "Weight of the thought-cloning loss; 0 drops it (PPO only).")
+    thought_cloning_coef: float = _field(1.0, "Weight of the thought-cloning loss; 0 drops it (PPO only).", at_least=0)
     cloning_weight: Literal["share", "constant"] = _field(
         "share", "'share' (paper): the weight is multiplied by the share of steps that were corrected in this update."
     )
@@ -205,19 +185,32 @@ class GTRConfig(PPOConfig):
         "joint",
         "'joint' (paper): one summed loss per micro-batch. 'separate': cloning is a phase of its own after PPO.",
     )
-    cloning_steps: int = _field(16, "Mini-batches of the separate cloning phase.")
+    cloning_steps: int = _field(16, "Mini-batches of the separate cloning phase.", at_least=1)
     cloning_learning_rate: float | None = _field(
         None, "Learning rate in the separate cloning phase, on the run's schedule; None or 0: `learning_rate`."
     )
     correction_buffer_size: int = _field(
-        100_000, "Corrections kept across updates (DAgger); then a uniform reservoir."
+        100_000, "Corrections kept across updates (DAgger); then a uniform reservoir.", at_least=1
     )
-    clone_right_actions: bool = _field(
-        False, "Label the action too where the agent's own is what the right thought calls for. Paper: off."
+    clone: Literal[
+        "corrected_thoughts", "thoughts", "thoughts_and_right_actions", "corrected_responses", "responses"
+    ] = _field(
+        "corrected_thoughts",
+        "What is cloned. 'corrected_thoughts' (paper): no others, and no actions. 'thoughts': those that were right "
+        "already too. 'thoughts_and_right_actions': with the action where the agent's own is what the right thought "
+        "calls for. 'corrected_responses' and 'responses': as the first two, always with the corrector's action (the "
+        "paper found it worse).",
     )
-    clone_right_thoughts: bool = _field(False, "Keep thoughts that are right already in the buffer too. Paper: off.")
-    clone_full_response: bool = _field(
-        False, "Ablation: clone the corrector's action with its thought. The paper found it worse."
+    # Settings of version 0.1: given, they are an error that names what replaced them.
+    clone_right_thoughts: bool | None = _field(None, "Replaced.", resume="free", instead="clone='thoughts'")
+    clone_right_actions: bool | None = _field(
+        None, "Replaced.", resume="free", instead="clone='thoughts_and_right_actions'"
+    )
+    clone_full_response: bool | None = _field(
+        None,
+        "Replaced.",
+        resume="free",
+        instead="clone='corrected_responses', or 'responses' with right thoughts too,",
     )
 
     # --- several processes, faults, resuming ------------------------------------------------------------------
@@ -225,52 +218,78 @@ class GTRConfig(PPOConfig):
         None,
         "Seconds after which a process hands in what it has collected, so that slow environments don't keep the "
         "others waiting; looked at between steps. None: half of `ddp_timeout` with several processes, else no limit.",
+        resume="free",
+        above=0,
     )
     correction_timeout: float | None = _field(
         None,
         "Seconds to wait, when a rollout ends, for corrections; what isn't back by then has failed. None: 300, or a "
         "quarter of `ddp_timeout` with several processes if that is less.",
+        resume="free",
+        above=0,
     )
-    ddp_timeout: int = _field(1800, "Seconds that a process waits for the others before the run ends with an error.")
+    ddp_timeout: int = _field(
+        1800, "Seconds that a process waits for the others before the run ends with an error.", resume="free", above=0
+    )
     max_skipped_steps: int = _field(
-        10, "An optimizer step whose loss or gradient isn't finite is skipped; this many in a row end the run."
+        10,
+        "An optimizer step whose loss or gradient isn't finite is skipped; this many in a row end the run.",
+        resume="free",
+        at_least=1,
     )
     allow_changed_config: bool = _field(
-        False, "Resume although settings differ from the checkpoint's. The run is then not the one that it continues."
+        False,
+        "Resume although settings differ from the checkpoint's. The run is then not the one that it continues.",
+        resume="free",
     )
     pickle_environments: bool = _field(
         False,
         "Save environments as pickles instead of playing their episodes again on resuming: for environments whose "
         "episodes don't follow from seed and actions. Resuming executes whatever such a checkpoint says.",
+        resume="free",
     )
     overwrite: bool = _field(
         False,
         "Start afresh in an output folder that holds an earlier run: its checkpoints, metrics, card and logged "
         "episodes are removed as training begins, and nothing else. Without it such a folder is refused.",
+        resume="free",
     )
 
     # --- what is shown ----------------------------------------------------------------------------------------
-    log_completions: bool = _field(False, "Print a table of sampled steps at every log.")
-    num_completions_to_print: int = _field(4, "Rows of that table.")
+    log_completions: bool = _field(False, "Print a table of sampled steps at every log.", resume="free")
+    num_completions_to_print: int = _field(4, "Rows of that table.", resume="free")
     episode_log_rate: float = _field(
-        0.1, "Share of the episodes that are written to `episodes/` in the output folder, for the report; 0: none."
+        0.1,
+        "Share of the episodes that are written to `episodes/` in the output folder, for the report; 0: none.",
+        resume="free",
+        at_least=0,
+        at_most=1,
     )
     episode_log_max_steps: int = _field(
-        5000, "About how many steps a run may write there: the share is lowered in a run that would write more."
+        5000,
+        "About how many steps a run may write there: the share is lowered in a run that would write more.",
+        resume="free",
+        at_least=1,
     )
     eval_episodes: int | str | None = _field(
-        64, "Episodes of `evaluate()`; 'all': each game or hand of the evaluation task once, if it has a list of them."
+        64,
+        "Episodes of `evaluate()`; 'all': each game or hand of the evaluation task once, if it has a list of them.",
+        resume="free",
     )
-    eval_greedy: bool = _field(True, "Evaluate without sampling.")
+    eval_greedy: bool = _field(True, "Evaluate without sampling.", resume="free")
 
     def __post_init__(self) -> None:
-        self._refuse_inherited_fields()
+        self._refuse_fields()
         self.model_init_kwargs = json_options(self.model_init_kwargs, *MODEL_INIT_KWARGS) or None
         if self.bf16 is None:
             self.bf16 = not self.fp16 and not self.use_cpu and _accelerator_has_bf16()
         self._set_time_out_on_cpu()
         super().__post_init__()
         self._check_values()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the hub's token: `training_args.bin` is this object pickled, and is pushed with the policy."""
+        return self.__dict__ | {"hub_token": None}
 
     @property
     def num_updates(self) -> int:
@@ -293,9 +312,9 @@ class GTRConfig(PPOConfig):
 
     def resume_settings(self) -> dict[str, Any]:
         """What a resumed run must share with its checkpoint: everything that decides what is learned."""
-        own = [name for name in GTRConfig.__annotations__ if name not in _FREE_FIELDS and not name.startswith("_")]
         values = self.to_dict()
-        return {name: values[name] for name in (*own, *_KEPT_FIELDS)} | {"processes": PartialState().num_processes}
+        shared = {name: values[name] for name, rule in field_rules().items() if rule.resume == "same"}
+        return shared | {"processes": PartialState().num_processes}
 
     def _set_time_out_on_cpu(self) -> None:
         """`TrainingArguments` hands `ddp_timeout` to the process group, but not on the CPU: make the group first."""
@@ -309,63 +328,25 @@ class GTRConfig(PPOConfig):
         `cut=False`."""
         return cls(**{"thought_cloning_coef": 0.0, "format_reward": 0.0, **overrides})
 
-    def _refuse_inherited_fields(self) -> None:
+    def _refuse_fields(self) -> None:
         defaults = {f.name: f.default for f in fields(self)}
-        for name, instead in REFUSED_FIELDS.items():
+        for name, instead in refused_fields().items():
             if name in defaults and getattr(self, name) != defaults[name]:
                 reason = instead.removeprefix("nothing: ")
                 advice = f": {reason}." if reason != instead else f". Set {instead} instead."
                 raise ValueError(f"GTRConfig does not use `{name}`{advice} Leave `{name}` out.")
 
     def _check_values(self) -> None:
-        for name in ("total_env_steps", "num_envs", "rollout_steps", "max_completion_length", "num_ppo_epochs"):
-            _require(getattr(self, name) >= 1, f"`{name}` must be at least 1, got {getattr(self, name)}.")
-        for name in (
-            "correction_buffer_size",
-            "cloning_steps",
-            "max_skipped_steps",
-            "episode_log_max_steps",
-        ):
-            _require(getattr(self, name) >= 1, f"`{name}` must be at least 1, got {getattr(self, name)}.")
         self.eval_episodes = episode_count(self.eval_episodes, "`eval_episodes`")
-        for name in ("ppo_coef", "vf_coef", "thought_cloning_coef", "thought_prob_coef", "kl_coef", "format_reward"):
-            _require(getattr(self, name) >= 0, f"`{name}` must not be negative, got {getattr(self, name)}.")
-        for name in ("value_warmup_updates", "max_grad_norm", "learning_rate"):
-            _require(getattr(self, name) >= 0, f"`{name}` must not be negative, got {getattr(self, name)}.")
-        for name in ("gamma", "lam", "episode_log_rate"):
-            _require(0 <= getattr(self, name) <= 1, f"`{name}` must lie in [0, 1], got {getattr(self, name)}.")
-        _require(
-            self.temperature > 0, "`temperature` must be positive: PPO needs a sampled action. (Use a small one.)"
-        )
-        _require(self.repetition_penalty > 0, "`repetition_penalty` must be positive; 1.0 turns it off.")
-        _require(0 < self.cliprange < 1, f"`cliprange` must lie in (0, 1), got {self.cliprange}.")
-        _require(self.dual_clip is None or self.dual_clip > 1, "`dual_clip` must be greater than 1, or None.")
-        _require(self.target_kl is None or self.target_kl > 0, "`target_kl` must be positive, or None.")
-        for name in ("rollout_timeout", "correction_timeout", "ddp_timeout"):
+        for name, rule in field_rules().items():
             value = getattr(self, name)
-            _require(value is None or value > 0, f"`{name}` must be positive, got {value}.")
-        _require(
-            0 <= self.feature_cache_gb < math.inf,
-            f"`feature_cache_gb` must be a number of GiB, 0 for no cache, got {self.feature_cache_gb}.",
-        )
-        _require(self.min_advantage_std > 0, "`min_advantage_std` must be positive.")
-        _require(self.reward_scale is None or self.reward_scale > 0, "`reward_scale` must be positive, or None.")
-        for name, allowed in {
-            "invalid_action": ("random", "penalty"),
-            "cloning_weight": ("share", "constant"),
-            "update_schedule": ("joint", "separate"),
-        }.items():
-            _require(
-                getattr(self, name) in allowed, f"`{name}` must be one of {allowed}, got {getattr(self, name)!r}."
-            )
+            if not rule.allows(value):
+                raise ValueError(f"`{name}` must be {rule}, got {value!r}. {rule.advice}".rstrip())
         self._check_combinations()
 
     def _set_sizes(self, processes: int) -> None:
         """Check that the sizes divide, and work out `gradient_accumulation_steps` where a mini-batch is given."""
         given, rollout = self.gradient_accumulation_steps, self.num_envs * self.rollout_steps
-        for name in ("per_device_train_batch_size", "mini_batch_size", "gradient_accumulation_steps"):
-            value = getattr(self, name)
-            _require(value is None or value >= 1, f"`{name}` must be at least 1, got {value}.")
         _require(
             self.num_envs % processes == 0,
             f"`num_envs` = {self.num_envs} must be a multiple of the number of processes, {processes}."
@@ -414,22 +395,6 @@ class GTRConfig(PPOConfig):
             "FSDP is not supported: use DDP or DeepSpeed (examples/accelerate_configs).",
         )
         _require(
-            self.ds3_gather_for_generation,
-            "`ds3_gather_for_generation=False` needs processes that generate in lockstep; here each plays its own "
-            "episodes. Leave it out, or use ZeRO-2.",
-        )
-        for name in ("save_strategy", "eval_strategy", "logging_strategy"):
-            _require(
-                getattr(self, name) in ("no", "steps"),
-                f"`{name}` must be 'no' or 'steps': there are no epochs here, and steps are updates.",
-            )
-        for name in ("torch_compile", "eval_on_start", "save_only_model", "save_on_each_node"):
-            _require(not getattr(self, name), f"`{name}` has no effect here: leave it out.")
-        _require(
-            not (self.clone_full_response and self.clone_right_actions),
-            "`clone_full_response` labels every action already; turn `clone_right_actions` off.",
-        )
-        _require(
             not self.cloning_learning_rate or self.update_schedule == "separate",
             "`cloning_learning_rate` needs `update_schedule='separate'`: a joint step has one learning rate.",
         )
@@ -438,14 +403,24 @@ class GTRConfig(PPOConfig):
             "`cloning_learning_rate` follows the schedule of `learning_rate`, which is 0.",
         )
         _require(self.kl_coef == 0 or self.kl_estimator == "k3", "`kl_coef` > 0 needs `kl_estimator='k3'`.")
-        _require(
-            not self.load_best_model_at_end,
-            "`load_best_model_at_end` is not supported: load the checkpoint that you want with `from_pretrained`.",
-        )
-        _require(
-            not (self.clone_right_thoughts or self.clone_right_actions) or self.thought_cloning_coef > 0,
-            "`clone_right_thoughts` and `clone_right_actions` need `thought_cloning_coef` > 0.",
-        )
+
+
+@cache
+def field_rules() -> dict[str, Rule]:
+    """The rules of all fields that have one, ours first; what a field's type says is part of its rule."""
+    rules, hints = {}, get_type_hints(GTRConfig)
+    for each in fields(GTRConfig):
+        if each.name in GTRConfig.__annotations__:
+            rule, values = each.metadata["rule"], get_args(hints[each.name])
+            optional = rule.optional or type(None) in values
+            choices = values if get_origin(hints[each.name]) is Literal else ()
+            rules[each.name] = replace(rule, optional=optional, choices=choices)
+    return rules | {name: rule for name, rule in INHERITED.items() if name in hints}
+
+
+def refused_fields() -> dict[str, str]:
+    """Fields that raise an error when they are set, and what to set instead."""
+    return {name: rule.instead for name, rule in field_rules().items() if rule.instead is not None}
 
 
 def _require(condition: bool, message: str) -> None:

@@ -10,11 +10,27 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 Verdict = Literal["right", "corrected", "unsolvable", "failed"]
+FailureKind = Literal[
+    "timeout",  # the server didn't answer in time
+    "late",  # given up when the rollout waited no longer
+    "connection",  # none, or lost
+    "server",  # HTTP 429 or 5xx to the end
+    "rejected",  # another HTTP 4xx
+    "unavailable",  # not asked: the server has failed many times in a row and is left alone for a while
+    "refused",  # by the model
+    "unusable",  # the answer fails the checks, and so does its repair
+    "untrue",  # thrown away by `verify_with_truth`
+    "budget",  # nothing left to spend
+    "cancelled",  # the run ended
+    "other",  # a reason of your own corrector
+]
+"""Why there is no label."""
+FAILURE_KINDS: tuple[str, ...] = get_args(FailureKind)
 
 
 @dataclass(frozen=True)
@@ -57,6 +73,8 @@ class Generation:
     """What the ids spell; special tokens spell nothing."""
     hit_length_limit: bool = False
     """No EOS came before `max_completion_length`."""
+    logprobs: np.ndarray | None = None
+    """float32, (tokens,): the sampler's own token log-probs, where the engine has them."""
 
 
 class Cancellation:
@@ -158,7 +176,8 @@ class Usage:
 
 @dataclass(frozen=True)
 class Correction:
-    """A corrector's answer to one request. Only `verdict == "corrected"` carries a new thought."""
+    """A corrector's answer to one request. Only `verdict == "corrected"` carries a new thought, and only
+    `verdict == "failed"` a kind of failure: `"other"` if none is given."""
 
     verdict: Verdict
     thought: Mapping[str, Any] | None = None
@@ -168,12 +187,29 @@ class Correction:
     target: str | None = None
     """What the right thought aims at (Points24: the whole formula)."""
     reason: str | None = None
-    """Why a correction failed, or the corrector's remark."""
+    """More about a failure, or the corrector's remark."""
     usage: Usage = Usage()
     latency: float = 0.0
     """Seconds that the corrector worked on it, without the wait for its turn where only so many are under way."""
     source: str = ""
     """Which corrector answered."""
+    failure: FailureKind | None = None
+    """Why a correction failed; `None` if it didn't."""
+    fallback: bool = False
+    """Another corrector gave this answer because the first one's budget was spent."""
+
+    def __post_init__(self) -> None:
+        if self.verdict == "failed" and self.failure is None:
+            object.__setattr__(self, "failure", "other")
+        if (self.verdict == "failed") != (self.failure is not None):
+            raise ValueError(f"a correction that is {self.verdict!r} has no failure, but {self.failure!r} was given")
+        if self.failure is not None and self.failure not in FAILURE_KINDS:
+            raise ValueError(f"failure must be one of {', '.join(FAILURE_KINDS)}, not {self.failure!r:.50}")
+
+    @property
+    def explanation(self) -> str:
+        """The kind of a failure and more about it, or the corrector's remark; empty if there is neither."""
+        return ": ".join(words for words in (self.failure, self.reason) if words)
 
 
 @dataclass(frozen=True)
@@ -192,7 +228,7 @@ class Transition:
     terminated: bool
     truncated: bool
     bootstrap: bool
-    """Whether the value of the final observation belongs into this step's target (see `ppo.gae`)."""
+    """Whether the value of the final observation belongs into this step's target (see `advantages.gae`)."""
     legal: bool
     """A valid response that names a legal action; otherwise `invalid_action` decided what happened."""
     info: Mapping[str, Any]
@@ -207,6 +243,8 @@ class Transition:
     """How many episodes its environment had ended before."""
     episode_step: int = 0
     """Position inside the episode."""
+    substitute: str | None = None
+    """The random legal action that was played instead; `None` if the agent's own was, or if the step was skipped."""
 
 
 @dataclass

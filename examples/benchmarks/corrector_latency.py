@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from trl_gtr import OpenAICorrector, make_task
-from trl_gtr.rollouts.collector import RolloutCollector
+from trl_gtr import Engine, OpenAICorrector, RolloutCollector, make_task
 from trl_gtr.types import Generation
 
 TEXT = '{"cards": ["4", "9", "A", "K"], "formula": "", "thoughts": "I aim at 4+9+1+10=24, next is 4.", "action": "4"}'
@@ -81,15 +80,16 @@ def seconds_for_a_rollout(args: argparse.Namespace, latency: float | None) -> fl
 def play(args: argparse.Namespace, corrector: OpenAICorrector | None) -> float:
     count = iter(range(10**9))
 
-    def generate(prompts: list[str], images: list[np.ndarray]) -> list[Generation]:
-        time.sleep(args.step)
-        ids = np.zeros(1, np.int64)
-        # Every thought is another one: identical requests in flight would be sent only once.
-        return [Generation(ids, TEXT.replace("next", f"number {next(count)}, next")) for _ in prompts]
+    class ScriptedEngine(Engine):
+        def generate(self, prompts, images, greedy=False):  # type: ignore[no-untyped-def]
+            time.sleep(args.step)
+            ids = np.zeros(1, np.int64)
+            # Every thought is another one: identical requests in flight would be sent only once.
+            return [Generation(ids, TEXT.replace("next", f"number {next(count)}, next")) for _ in prompts]
 
-    collector = RolloutCollector(make_task("points24"), generate, corrector, num_envs=args.envs)
+    collector = RolloutCollector(make_task("points24"), corrector, num_envs=args.envs)
     started = time.perf_counter()
-    rollout = collector.collect(args.steps)
+    rollout = collector.collect(ScriptedEngine(), args.steps)
     seconds = time.perf_counter() - started
     answered = [correction for correction in rollout.corrections if correction and correction.verdict == "unsolvable"]
     assert corrector is None or len(answered) == args.envs * args.steps, rollout.corrections

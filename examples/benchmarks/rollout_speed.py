@@ -15,17 +15,24 @@ import contextlib
 import io
 import tempfile
 import time
-from functools import partial
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from trl_gtr import ExpertCorrector, GTRConfig, GTRTrainer, load_policy, make_task
+from trl_gtr import (
+    Engine,
+    ExpertCorrector,
+    GTRConfig,
+    GTRTrainer,
+    RolloutCollector,
+    TransformersEngine,
+    load_policy,
+    make_task,
+)
 from trl_gtr.policy.scoring import VLMPolicy
-from trl_gtr.rollouts.collector import Clock, RolloutCollector
-from trl_gtr.scripts import train as launch
+from trl_gtr.rollouts.clock import Clock
 from trl_gtr.types import Generation
 
 LENGTH = 64
@@ -35,6 +42,7 @@ def collection(console: Console, steps: int) -> None:
     """The embedded model on the hands that it plays."""
     model, processor = load_policy("tiny")
     policy = VLMPolicy(model, processor, temperature=0.2, max_completion_length=LENGTH)
+    engine = TransformersEngine(policy, model)
     generating = Clock()
     raw = model.generate
 
@@ -46,15 +54,14 @@ def collection(console: Console, steps: int) -> None:
     table = Table("environments", "steps/s", "generate alone", "overhead", title="Collecting Points24")
     for num_envs in (1, 8, 32):
         collector = RolloutCollector(
-            launch.task_with_hands("points24", "pool"),
-            partial(policy.generate, model),
+            make_task("points24", hands="pool"),
             ExpertCorrector(),
             num_envs=num_envs,
         )
-        collector.collect(steps)  # so that hands and cards are known, as they are in a run
+        collector.collect(engine, steps)  # so that hands and cards are known, as they are in a run
         generating.seconds.clear()
         start = time.perf_counter()
-        collector.collect(steps)
+        collector.collect(engine, steps)
         total, alone = time.perf_counter() - start, generating.seconds["raw"]
         made = steps * num_envs
         table.add_row(str(num_envs), f"{made / total:.1f}", f"{made / alone:.1f}", f"{total / alone - 1:.1%}")
@@ -93,10 +100,11 @@ def latency(console: Console, seconds: float, steps: int) -> None:
     """A scripted policy: only the schedule is measured."""
     task = make_task("points24")
 
-    def generate(prompts: list[str], images: list[np.ndarray]) -> list[Generation]:
-        time.sleep(seconds)
-        text = task.format.render({"cards": [], "formula": "", "thoughts": ""}, "1")
-        return [Generation(np.zeros(1, np.int64), text) for _ in prompts]
+    class ScriptedEngine(Engine):
+        def generate(self, prompts, images, greedy=False):  # type: ignore[no-untyped-def]
+            time.sleep(seconds)
+            text = task.format.render({"cards": [], "formula": "", "thoughts": ""}, "1")
+            return [Generation(np.zeros(1, np.int64), text) for _ in prompts]
 
     class SlowCorrector(ExpertCorrector):
         delay = 0.0
@@ -109,9 +117,9 @@ def latency(console: Console, seconds: float, steps: int) -> None:
     for delay in (0.0, seconds):
         corrector = SlowCorrector()
         corrector.delay = delay
-        collector = RolloutCollector(task, generate, corrector, num_envs=32)
+        collector = RolloutCollector(task, corrector, num_envs=32)
         start = time.perf_counter()
-        collector.collect(steps)
+        collector.collect(ScriptedEngine(), steps)
         walls.append(time.perf_counter() - start)
     console.print(
         f"A corrector of {seconds:g} s a call, {steps} vector steps of {seconds:g} s with 32 environments: "

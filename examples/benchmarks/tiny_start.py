@@ -18,11 +18,9 @@ from rich.console import Console
 from rich.table import Table
 from transformers import HfArgumentParser
 
-from trl_gtr import Task, load_policy
-from trl_gtr.evaluation.agents import PolicyAgent
-from trl_gtr.evaluation.evaluate import Rate, evaluate_agent
+from trl_gtr import Engine, PolicyAgent, Task, TransformersEngine, evaluate_agent, load_policy, make_task
+from trl_gtr.evaluation.reports import Rate
 from trl_gtr.policy.scoring import VLMPolicy
-from trl_gtr.scripts.train import task_with_hands
 
 # task and hands
 GAMES = (
@@ -47,8 +45,8 @@ class Arguments:
 class ReadingAgent(PolicyAgent):
     """A model whose every response is also checked for what it says is in the picture."""
 
-    def __init__(self, generate: Any, task: Task) -> None:
-        super().__init__(generate)
+    def __init__(self, engine: Engine, task: Task, greedy: bool) -> None:
+        super().__init__(engine, greedy)
         self.task, self.read, self.seconds = task, [], 0.0  # type: ignore[var-annotated]
 
     def respond(
@@ -67,14 +65,14 @@ def main() -> None:
     (args,) = HfArgumentParser(Arguments).parse_args_into_dataclasses()
     model, processor = load_policy(args.model_name_or_path)
     options = {"temperature": args.temperature, "max_completion_length": args.max_completion_length}
-    policy = VLMPolicy(model, processor, **options)
+    engine = TransformersEngine(VLMPolicy(model, processor, **options), model)
     table = Table("game", "hands", "", "success", "reading", "true thoughts", "valid", "steps/s")
     figures = []
     for name, hands in GAMES:
-        task = task_with_hands(name, hands)
+        task = make_task(name, **({} if hands == "all" else {"hands": hands}))
         for greedy in (True, False):
             torch.manual_seed(args.seed)
-            agent = ReadingAgent(lambda p, i, greedy=greedy: policy.generate(model, p, i, greedy=greedy), task)
+            agent = ReadingAgent(engine, task, greedy)
             report = evaluate_agent(agent, task, args.episodes, seed=args.seed, num_envs=64)
             metrics, read = report.metrics(), Rate(sum(agent.read), len(agent.read))
             speed = len(agent.read) / agent.seconds

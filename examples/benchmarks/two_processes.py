@@ -12,31 +12,27 @@ from __future__ import annotations
 
 import argparse
 import time
-from functools import partial
 from statistics import median
 
 import torch
 from accelerate import Accelerator
 from rich.console import Console
 
-from trl_gtr import ExpertCorrector, load_policy
+from trl_gtr import Engine, ExpertCorrector, RolloutCollector, TransformersEngine, load_policy, make_task
 from trl_gtr.distributed.processes import Processes
 from trl_gtr.policy.scoring import VLMPolicy
-from trl_gtr.rollouts.collector import RolloutCollector
-from trl_gtr.scripts import train as launch
 
 
-def make_collector(policy: VLMPolicy, model: object, num_envs: int, first_index: int = 0) -> RolloutCollector:
-    generate = partial(policy.generate, model)
-    task = launch.task_with_hands("points24", "pool")
-    return RolloutCollector(task, generate, ExpertCorrector(), num_envs=num_envs, first_index=first_index)
+def make_collector(num_envs: int, first_index: int = 0) -> RolloutCollector:
+    task = make_task("points24", hands="pool")
+    return RolloutCollector(task, ExpertCorrector(), num_envs=num_envs, first_index=first_index)
 
 
-def seconds(collector: RolloutCollector, steps: int, threads: int = 1) -> tuple[float, float]:
+def seconds(engine: Engine, collector: RolloutCollector, steps: int, threads: int = 1) -> tuple[float, float]:
     """Of the clock, and of this process's CPU: what the clock would say if nobody else wanted the cores."""
     torch.set_num_threads(threads)
     start, cpu = time.perf_counter(), time.process_time()
-    collector.collect(steps)
+    collector.collect(engine, steps)
     return time.perf_counter() - start, time.process_time() - cpu
 
 
@@ -48,30 +44,30 @@ def main() -> None:
     parser.add_argument("--two_threads", action="store_true", help="measure one process with two threads too")
     args = parser.parse_args()
     processes = Processes(Accelerator(cpu=True), timeout=1800)
-    if processes.count != 2:
+    if processes.world_size != 2:
         raise SystemExit("error: start it with two processes, as the first lines of this file say.")
     model, processor = load_policy("tiny")
-    policy = VLMPolicy(model, processor, temperature=0.2, max_completion_length=64)
+    engine = TransformersEngine(VLMPolicy(model, processor, temperature=0.2, max_completion_length=64), model)
     half = args.envs // 2
-    whole, part = make_collector(policy, model, args.envs), make_collector(policy, model, half, processes.rank * half)
+    whole, part = make_collector(args.envs), make_collector(half, processes.rank * half)
     for collector in (whole, part):
-        collector.collect(1)  # so that hands and cards are known, as they are in a run
+        collector.collect(engine, 1)  # so that hands and cards are known, as they are in a run
 
     kinds = {"one process": 1, **({"one, two threads": 2} if args.two_threads else {})}
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in (*kinds, "two processes")}
     for _ in range(args.rounds):
         for name, threads in kinds.items():
-            processes.meet("round")
-            own = seconds(whole, args.steps, threads) if processes.rank == 0 else (0.0, 0.0)
+            processes.barrier("round")
+            own = seconds(engine, whole, args.steps, threads) if processes.rank == 0 else (0.0, 0.0)
             times[name].append(slowest(processes.gather(own)))
-        processes.meet("round")
-        times["two processes"].append(slowest(processes.gather(seconds(part, args.steps))))
+        processes.barrier("round")
+        times["two processes"].append(slowest(processes.gather(seconds(engine, part, args.steps))))
     step = {}
     for size in (args.envs // 4, args.envs // 2, args.envs):
-        collector = make_collector(policy, model, size)
-        collector.collect(1)
-        processes.meet("size")
-        step[size] = seconds(collector, args.steps)[1] / args.steps if processes.rank == 0 else 0.0
+        collector = make_collector(size)
+        collector.collect(engine, 1)
+        processes.barrier("size")
+        step[size] = seconds(engine, collector, args.steps)[1] / args.steps if processes.rank == 0 else 0.0
     if processes.rank == 0:
         report(Console(width=120), times, step)
 

@@ -12,6 +12,7 @@ import pytest
 from chat_server import ChatServer, says
 from corrector_cases import no_answer, number_line_request, points_request, yes_answer
 from paths import EXAMPLES
+from toy import BareColourTask, ColourTask
 
 from trl_gtr.correctors import AuditedCorrector, ExpertCorrector, UnreliableCorrector, audit, failed
 from trl_gtr.correctors.audit import Grade, grade, is_true, report
@@ -148,11 +149,24 @@ def test_audit_looks_at_the_last_answers() -> None:
 
 
 def test_audit_needs_a_task_that_knows_the_truth() -> None:
-    class NoTruth:
-        name = "mine"
+    with pytest.raises(ValueError, match=r"task 'colours' has no judge\(\)"):
+        AuditedCorrector(ExpertCorrector()).check(BareColourTask())
+    AuditedCorrector(ExpertCorrector()).check(ColourTask())
 
-    with pytest.raises(ValueError, match=r"task 'mine' has no judge\(\)"):
-        AuditedCorrector(ExpertCorrector()).check(NoTruth())
+
+def test_nothing_is_graded_where_nobody_knows_the_truth() -> None:
+    task = BareColourTask()
+    response = task.format.respond({"thoughts": "it is red"}, "red")
+    request = replace(RIGHT, task=task, info={"colour": "red"}, response=response)
+    corrected = Correction("corrected", {"thoughts": "it is blue"}, "blue")
+    for answer in (Correction("right"), corrected, failed("timeout")):
+        assert grade(answer, request) is None
+    assert is_true(Correction("right"), request) is None
+    assert is_true(corrected, request) is None
+    assert audit(UnreliableCorrector(ExpertCorrector()), [request]).graded == 0
+
+
+def test_a_share_is_a_share() -> None:
     with pytest.raises(ValueError, match="share must be"):
         AuditedCorrector(ExpertCorrector(), share=0)
 

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from chat_server import ChatServer, Handler, floods, hangs, raw, redirects, says, status, waits
 from corrector_cases import no_answer, number_line_request, yes_answer
+from function_engine import make_collector
 
-from trl_gtr.correctors import BudgetExhausted, ExpertCorrector, OpenAICorrector, failure_kind
+from trl_gtr.correctors import BudgetExhausted, Corrector, ExpertCorrector, OpenAICorrector
 from trl_gtr.correctors.openai.budget import Budget, CallSizes, Limits, price_of, words
-from trl_gtr.rollouts.collector import RolloutCollector
 from trl_gtr.tasks.number_line import NumberLineTask
 from trl_gtr.types import Generation, Usage
 
@@ -47,7 +47,7 @@ def requests(count: int, first: int = 0) -> list[Any]:
 
 
 def kinds(answers: list[Any]) -> list[Any]:
-    return [failure_kind(answer) or answer.verdict for answer in answers]
+    return [answer.failure or answer.verdict for answer in answers]
 
 
 def test_prices() -> None:
@@ -125,7 +125,7 @@ def test_another_corrector_takes_over(make: Any) -> None:
         answers = corrector.correct(requests(1)) + corrector.correct([wrong, *requests(1)])
     assert kinds(answers) == ["right", "corrected", "right"]
     assert answers[1].thought["current number"] == 1
-    assert answers[1].source == "fallback: expert"
+    assert (answers[1].source, answers[1].fallback) == ("expert", True)
 
 
 def test_fallback_is_connected_in_full(make: Any) -> None:
@@ -156,7 +156,7 @@ def test_fallback_is_connected_in_full(make: Any) -> None:
 
 
 def test_spent_fallback_keeps_the_answers_of_the_first(make: Any) -> None:
-    class Spent:
+    class Spent(Corrector):
         def correct(self, requests: Any) -> Any:
             raise BudgetExhausted("nothing left")
 
@@ -234,7 +234,7 @@ def test_answers_that_grow_exceed_the_limit_by_the_calls_under_way_at_most(make:
 def test_answer_without_end_is_charged_for_what_came(make: Any) -> None:
     with ChatServer(floods) as server:
         flooded = make(server, prices=(1.0, 1.0)).correct(requests(1))[0]
-    assert failure_kind(flooded) == "unusable"
+    assert flooded.failure == "unusable"
     assert 300_000 < flooded.usage.completion_tokens < 400_000  # a megabyte
     with ChatServer(says("x" * 300_000, usage=None)) as server:
         uncounted = make(server, prices=(1.0, 1.0)).correct(requests(1))[0]
@@ -286,7 +286,7 @@ def test_redirects_are_counted_one_by_one_and_cost_nothing(make: Any) -> None:
         corrector = make(server, prices=(1.0, 1.0), max_retries=2, retry_delay=0.01)
         answer = corrector.correct(requests(1))[0]
         assert len(server.seen) == answer.usage.calls == corrector.metrics()["corrector/calls"] == 1
-    assert failure_kind(answer) == "rejected"
+    assert answer.failure == "rejected"
     assert "redirect" in answer.reason
     assert "base_url" in answer.reason
     assert answer.usage.usd == 0
@@ -313,7 +313,7 @@ def test_time_out_before_there_is_a_connection_costs_nothing(make: Any) -> None:
         server: Any = SimpleNamespace(url=url)
         corrector = make(server, prices=(1.0, 1.0), max_retries=1, retry_delay=0.01, timeout=1.0)
         answer = corrector.correct(requests(1))[0]
-    assert failure_kind(answer) == "timeout"
+    assert answer.failure == "timeout"
     assert (answer.usage.calls, answer.usage.usd) == (2, 0)
 
 
@@ -349,7 +349,7 @@ def test_call_that_breaks_off_is_counted_at_its_estimate_and_an_error_at_nothing
     with ChatServer(hangs) as server:
         corrector = make(server, prices=(1.0, 1.0), timeout=0.1)
         lost = corrector.correct(requests(1))[0]
-    assert failure_kind(lost) == "timeout"
+    assert lost.failure == "timeout"
     assert lost.usage.completion_tokens == 1024
     assert lost.usage.usd > 0
     with ChatServer(status(500)) as server:
@@ -378,7 +378,7 @@ def test_rollout_in_which_the_budget_ends_says_so(make: Any) -> None:
     go = threading.Event()
     with ChatServer(waits(go, says(no_answer()))) as server:
         corrector = make(server, max_calls=20)
-        collector = RolloutCollector(NumberLineTask(), generate, corrector, num_envs=8)
+        collector = make_collector(NumberLineTask(), generate, corrector, num_envs=8)
         threading.Timer(0.5, go.set).start()
         rollout = collector.collect(4)
         answers = [answer for answer in rollout.corrections if answer is not None]

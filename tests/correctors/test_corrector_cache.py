@@ -19,11 +19,11 @@ from trl_gtr.correctors import (
     BudgetExhausted,
     CachedCorrector,
     CacheMiss,
+    Corrector,
     ExpertCorrector,
     OpenAICorrector,
     RecordedCorrector,
     failed,
-    failure_kind,
 )
 from trl_gtr.correctors.base import request_digest
 from trl_gtr.types import Correction, CorrectionRequest, Usage
@@ -34,7 +34,7 @@ def thought(words: str) -> dict[str, Any]:
     return {"current number": 1, "target number": 4, "thoughts": words}
 
 
-class Counting:
+class Counting(Corrector):
     """Answers each call with its number, as a sampling model would never repeat itself."""
 
     identity = "counting"
@@ -113,9 +113,31 @@ def test_failures_are_replayed_unless_a_retry_is_wanted(tmp_path: Path) -> None:
     late = failed("timeout", "late")
     CachedCorrector(Counting(late), tmp_path).correct(REQUESTS[:1])
     replay = CachedCorrector(Counting(), tmp_path).correct(REQUESTS[:1])
-    assert failure_kind(replay[0]) == "timeout"
+    assert (replay[0].failure, replay[0].reason) == ("timeout", "late")
     retried = CachedCorrector(Counting(), tmp_path, retry_failed=True).correct(REQUESTS[:1])
     assert thoughts(retried) == ["answer 1"]
+    assert thoughts(CachedCorrector(Counting(), tmp_path).correct(REQUESTS[:1])) == ["answer 1"]
+
+
+def test_answers_of_earlier_versions_are_still_read(tmp_path: Path) -> None:
+    """They were paid for. Which kind of failure one was nobody knows any more."""
+    answers = Correction("right", action="+"), failed("timeout", "late")
+    cached = CachedCorrector(Counting(*answers), tmp_path)
+    cached.correct(REQUESTS[:2])
+    for path in cached.store.folder.glob("*/*.json"):
+        values = json.loads(path.read_text())
+        del values["failure"], values["fallback"]
+        path.write_text(json.dumps(values))
+    replay = CachedCorrector(Counting(), tmp_path).correct(REQUESTS[:2])
+    assert [(answer.verdict, answer.failure) for answer in replay] == [("right", None), ("failed", "other")]
+
+
+@pytest.mark.parametrize("damage", [{"failure": "moon phase"}, {"failure": None, "fallback": "no"}])
+def test_a_kind_of_failure_that_is_none_is_not_read(tmp_path: Path, damage: dict[str, Any]) -> None:
+    cached = CachedCorrector(Counting(failed("timeout")), tmp_path)
+    cached.correct(REQUESTS[:1])
+    (path,) = cached.store.folder.glob("*/*.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | damage))
     assert thoughts(CachedCorrector(Counting(), tmp_path).correct(REQUESTS[:1])) == ["answer 1"]
 
 
@@ -123,7 +145,7 @@ def test_failures_are_replayed_unless_a_retry_is_wanted(tmp_path: Path) -> None:
     "answer",
     [
         *map(failed, ("budget", "cancelled", "unavailable", "connection", "server")),
-        Correction("right", source="fallback: expert"),
+        Correction("right", source="expert", fallback=True),
     ],
 )
 def test_what_the_run_decided_is_not_kept(tmp_path: Path, answer: Correction) -> None:
@@ -132,7 +154,7 @@ def test_what_the_run_decided_is_not_kept(tmp_path: Path, answer: Correction) ->
 
 
 def test_exception_of_the_corrector_passes_and_nobody_waits_for_ever(tmp_path: Path) -> None:
-    class Spent:
+    class Spent(Corrector):
         identity = "spent"
 
         def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
@@ -152,7 +174,7 @@ def test_spent_budget_leaves_what_is_known(tmp_path: Path) -> None:
             raise BudgetExhausted("spent")
 
     answers = CachedCorrector(Spent(), tmp_path).correct(REQUESTS[:2])
-    assert thoughts(answers) == ["answer 1", "budget: spent"]
+    assert thoughts(answers) == ["answer 1", "spent"]
 
 
 def test_file_systems_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +344,7 @@ def test_answer_that_does_not_fit_the_task_is_used_but_not_kept(
     assert list(tmp_path.glob("*/*/*.json")) == []
 
 
-def test_half_characters_that_the_expert_keeps_are_kept(tmp_path: Path) -> None:
+def test_lone_surrogates_that_the_expert_keeps_are_kept(tmp_path: Path) -> None:
     """The agent's own words stay where they are right, and JSON can spell half a character."""
     request = number_line_request(1, 4)
     words = "I am at 1 \ud83d and want 4, so I go up with +."

@@ -11,7 +11,7 @@ import pytest
 from chat_server import ChatServer, calls_tool, completion, says, status
 from corrector_cases import CANARY, points_answer, points_request
 
-from trl_gtr.correctors import OpenAICorrector, failure_kind
+from trl_gtr.correctors import OpenAICorrector
 
 pytest.importorskip("openai")
 
@@ -117,14 +117,14 @@ def test_endless_tool_calls_end(make: Any) -> None:
         # A schema would keep servers with constrained decoding from ever writing a call.
         assert ["response_format" in seen.body for seen in server.seen] == [False, False, True]
         assert all("tools" in seen.body for seen in server.seen)  # they explain the calls in the history
-    assert failure_kind(answer) == "unusable"
+    assert answer.failure == "unusable"
     assert "without end" in answer.reason
     assert corrector.metrics()["corrector/failed_unusable"] == 1
 
 
 def test_too_many_calls_at_once(make: Any) -> None:
     with ChatServer(calls_tool(TOOL, HAND, count=50)) as server:
-        assert failure_kind(make(server).correct([MISREAD])[0]) == "unusable"
+        assert make(server).correct([MISREAD])[0].failure == "unusable"
         assert len(server.seen) == 1
 
 
@@ -174,7 +174,7 @@ def test_unusable_answers(make: Any, content: Any) -> None:
     with ChatServer(says(content)) as server:
         answer = make(server).correct([MISREAD])[0]
         assert len(server.seen) == 2
-    assert failure_kind(answer) == "unusable"
+    assert answer.failure == "unusable"
 
 
 def test_its_own_reading_counts_not_the_true_one(make: Any) -> None:

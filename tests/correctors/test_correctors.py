@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from corrector_cases import no_answer, number_line_request, points_answer, points_request, yes_answer
 from hypothesis import given, settings, strategies as st
+from toy import BareColourTask
 from transformers import HfArgumentParser
 
 from trl_gtr.correctors import (
@@ -24,11 +25,10 @@ from trl_gtr.correctors import (
     OpenAICorrector,
     UnreliableCorrector,
     failed,
-    failure_kind,
     make_corrector,
 )
 from trl_gtr.correctors.answers import AnswerProblem, parse_answer
-from trl_gtr.correctors.base import request_digest
+from trl_gtr.correctors.base import CorrectorWrapper, request_digest
 from trl_gtr.correctors.openai.breaker import Breaker
 from trl_gtr.correctors.openai.budget import Budget, Limits
 from trl_gtr.correctors.openai.chat import Reply, ToolCall, read_reply
@@ -36,7 +36,7 @@ from trl_gtr.correctors.openai.conversation import Conversation
 from trl_gtr.responses.format import Field, ThoughtFormat
 from trl_gtr.tasks import make_task
 from trl_gtr.tasks.number_line import NumberLineTask
-from trl_gtr.types import Correction
+from trl_gtr.types import Correction, CorrectionRequest
 
 # -- the expert ------------------------------------------------------------------------------------------------------
 
@@ -115,31 +115,126 @@ def test_expert_corrects_a_right_reading_that_concludes_the_wrong_action(action:
 
 
 def test_expert_says_what_is_missing() -> None:
-    class NoExpert:
-        name = "mine"
-
-    with pytest.raises(ValueError, match="task 'mine' has no expert"):
-        ExpertCorrector().check(NoExpert())
+    with pytest.raises(ValueError, match="task 'colours' has no expert"):
+        ExpertCorrector().check(BareColourTask())
     ExpertCorrector().check(make_task("number_line"))
 
 
 # -- the seam --------------------------------------------------------------------------------------------------------
 
 
-def test_any_object_with_correct_is_a_corrector() -> None:
-    class Mine:
+class Agreeing(Corrector):
+    """Defines nothing but what a corrector needs."""
+
+    def correct(self, requests: Any) -> list[Correction]:
+        return [Correction("right") for _ in requests]
+
+
+def test_a_corrector_needs_no_more_than_correct() -> None:
+    corrector = Agreeing()
+    assert corrector.identity == "Agreeing"
+    assert type("Renamed", (Agreeing,), {})().identity == "Renamed"
+    assert corrector.exhausted is False
+    assert corrector.metrics() == corrector.state_dict() == {}
+    corrector.check(make_task("number_line"))
+    corrector.load_state_dict({"of": "another corrector"})
+    corrector.close()
+    corrector.reopen()
+    assert [answer.verdict for answer in corrector.correct([number_line_request()])] == ["right"]
+
+
+def test_an_identity_may_be_assigned() -> None:
+    class Named(Agreeing):
+        def __init__(self, model: str) -> None:
+            self.identity = f"named {model}"
+
+    assert Named("a").identity == "named a"
+    assert CorrectorWrapper(Named("b")).identity == "named b"
+
+
+def test_a_corrector_is_checked_where_it_is_made() -> None:
+    class Misspelt(Agreeing):
+        def metric(self) -> dict[str, float]:
+            return {"corrector/mine": 1.0}
+
+    class Missing(Corrector):
+        pass
+
+    with pytest.raises(TypeError, match=r"Misspelt\.metric is not a member of Corrector; did you mean `metrics`\?"):
+        Misspelt()
+    with pytest.raises(TypeError, match=r"Missing must define `correct`: trl_gtr\.Corrector has no default"):
+        Missing()
+
+
+def test_only_a_corrector_can_be_wrapped() -> None:
+    class Alike:
         def correct(self, requests: Any) -> list[Correction]:
-            return [Correction("right") for _ in requests]
+            return []
 
-    assert isinstance(Mine(), Corrector)
-    assert not isinstance(object(), Corrector)
+    with pytest.raises(TypeError, match=r"Alike is not a Corrector: subclass trl_gtr\.Corrector"):
+        CachedCorrector(Alike(), "somewhere")  # type: ignore[arg-type]
 
 
-def test_failures_carry_their_kind() -> None:
-    assert failed("timeout", "after 3 s").reason == "timeout: after 3 s"
-    assert failure_kind(failed("refused")) == "refused"
-    assert failure_kind(Correction("failed", reason="moon phase")) == "other"
-    assert failure_kind(Correction("right", reason="timeout: not really")) is None
+def test_wrappers_pass_everything_on() -> None:
+    class Telling(Agreeing):
+        exhausted = True
+
+        def __init__(self) -> None:
+            self.told: list[Any] = []
+
+        def check(self, task: Any) -> None:
+            self.told.append(("check", task))
+
+        def metrics(self) -> dict[str, float]:
+            return {"corrector/mine": 1.0}
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"told": len(self.told)}
+
+        def load_state_dict(self, state: Any) -> None:
+            self.told.append(("load", state))
+
+        def close(self) -> None:
+            self.told.append("close")
+
+        def reopen(self) -> None:
+            self.told.append("reopen")
+
+    inner, task = Telling(), NumberLineTask()
+    outer = CorrectorWrapper(inner)
+    assert (outer.exhausted, outer.metrics(), outer.state_dict()) == (True, {"corrector/mine": 1.0}, {"told": 0})
+    outer.check(task)
+    outer.load_state_dict({"told": 3})
+    outer.close()
+    outer.reopen()
+    assert inner.told == [("check", task), ("load", {"told": 3}), "close", "reopen"]
+
+
+def test_failures_are_typed() -> None:
+    timeout = failed("timeout", "after 3 s")
+    assert (timeout.verdict, timeout.failure, timeout.reason) == ("failed", "timeout", "after 3 s")
+    assert timeout.explanation == "timeout: after 3 s"
+    assert (failed("refused").reason, failed("refused").explanation) == (None, "refused")
+    assert Correction("failed", reason="moon phase").failure == "other"
+    assert Correction("right", reason="timeout: not really").failure is None
+    with pytest.raises(ValueError, match="failure must be one of timeout, late"):
+        Correction("failed", failure="moon phase")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'right' has no failure"):
+        Correction("right", failure="timeout")
+
+
+def test_where_nobody_judges_only_the_experts_thought_is_right() -> None:
+    class Unjudged(BareColourTask):
+        def expert(self, info: Any, hint: Any = None) -> Any:
+            return self.format.respond({"thoughts": f"it is {info['colour']}"}, info["colour"])
+
+    task = Unjudged()
+    image, info = np.zeros((4, 4, 3), np.uint8), {"colour": "red"}
+    said = [task.format.respond({"thoughts": f"it is {colour}"}, colour) for colour in ("red", "blue")]
+    requests = [CorrectionRequest(image, "", response, {}, info, task) for response in said]
+    right, wrong = ExpertCorrector().correct(requests)
+    assert right.verdict == "right"
+    assert (wrong.verdict, wrong.thought) == ("corrected", {"thoughts": "it is red"})
 
 
 def test_digest_is_of_what_can_be_seen() -> None:
@@ -260,7 +355,7 @@ def test_a_thought_must_say_something_in_any_task() -> None:
 def replace_format(form: ThoughtFormat) -> Any:
     """A task that can tell nothing of a thought but its format."""
 
-    class Plain:
+    class Plain(BareColourTask):
         name, format, rubric = "plain", form, NumberLineTask.rubric
 
         def legal_actions(self, info: Any) -> list[str]:

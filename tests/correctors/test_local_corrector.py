@@ -13,24 +13,23 @@ import pytest
 import torch
 from corrector_cases import CANARY, no_answer, number_line_request, points_answer, points_request, yes_answer
 
-from trl_gtr.correctors import LocalCorrector, failure_kind
+from trl_gtr.correctors import LocalCorrector
 from trl_gtr.correctors.local import _own_dice, flatten
+from trl_gtr.engines.base import Engine
 from trl_gtr.types import Cancellation, Generation
 
 WRONG = number_line_request(1, 4, said=(2, 4))
 RIGHT = number_line_request(1, 4)
 
 
-class Script:
-    """Stands for `VLMPolicy.generate`: what to say to each prompt, and what was asked."""
+class Script(Engine):
+    """Stands for the engine: what to say to each prompt, and what was asked."""
 
     def __init__(self, *rounds: list[Any], cut_off: bool = False) -> None:
         self.rounds, self.cut_off = list(rounds), cut_off
         self.asked: list[list[str]] = []
 
-    def generate(
-        self, model: Any, prompts: Sequence[str], images: Sequence[np.ndarray], *, greedy: bool
-    ) -> list[Generation]:
+    def generate(self, prompts: Sequence[str], images: Sequence[np.ndarray], greedy: bool = False) -> list[Generation]:
         assert greedy
         assert len(prompts) == len(images)
         self.asked.append(list(prompts))
@@ -48,14 +47,14 @@ def local(tiny_vlm: Any) -> LocalCorrector:
 
 def scripted(corrector: LocalCorrector, *rounds: list[Any], **options: Any) -> Script:
     script = Script(*rounds, **options)
-    corrector._policy = script  # type: ignore[assignment]
+    corrector._engine = script
     return script
 
 
 def test_random_model_fails_honestly_and_repeatably(local: LocalCorrector) -> None:
     requests = [RIGHT, WRONG, number_line_request(3, 0, action="-")]
     answers = local.correct(requests)
-    assert [failure_kind(answer) for answer in answers] == ["unusable"] * 3
+    assert [answer.failure for answer in answers] == ["unusable"] * 3
     assert [answer.usage.calls for answer in answers] == [2] * 3  # the answer and its repair
     assert 3 * 2 <= local.metrics()["corrector/tokens"] <= 3 * 2 * 8
     assert local.metrics()["corrector/failed_unusable"] == 3
@@ -101,9 +100,9 @@ def test_close_ends_after_the_batch(local: LocalCorrector) -> None:
     first = script.generate
     script.generate = lambda *a, **k: (local.close(), first(*a, **k))[1]  # type: ignore[method-assign]
     answers = local.correct([WRONG, RIGHT])
-    assert [failure_kind(answer) for answer in answers] == ["cancelled"] * 2
+    assert [answer.failure for answer in answers] == ["cancelled"] * 2
     script.generate = first  # type: ignore[method-assign]
-    assert failure_kind(local.correct([RIGHT])[0]) == "cancelled"
+    assert local.correct([RIGHT])[0].failure == "cancelled"
     local.reopen()
     assert local.correct([RIGHT])[0].verdict == "right"
 
@@ -128,7 +127,7 @@ def test_what_is_given_up_for_being_late_is_not_generated(local: LocalCorrector)
     first = script.generate
     script.generate = lambda *a, **k: (cancellation.cancel(), first(*a, **k))[1]  # type: ignore[method-assign]
     answers = local.correct(requests)
-    assert [failure_kind(answer) or answer.verdict for answer in answers] == [
+    assert [answer.failure or answer.verdict for answer in answers] == [
         "right",
         "late",
         "right",
@@ -161,7 +160,7 @@ def test_model_that_fails_costs_labels_and_not_the_run(
     script = scripted(local, [yes_answer()])
     works, script.generate = script.generate, out_of_memory  # type: ignore[method-assign]
     answers = local.correct([WRONG] * 6)
-    assert [answer.reason for answer in answers] == ["unusable: OutOfMemoryError in generate"] * 6
+    assert [answer.explanation for answer in answers] == ["unusable: OutOfMemoryError in generate"] * 6
     assert caplog.text.count("lower batch_size") == 1
     script.generate = works  # type: ignore[method-assign]
     assert local.correct([RIGHT])[0].verdict == "right"

@@ -27,16 +27,17 @@ import numpy as np
 import pytest
 from chat_server import ChatServer, calls_tool, completion, cuts, drips, floods, hangs, raw, says, status, waits
 from corrector_cases import CANARY, SECRET, no_answer, number_line_request, points_request, yes_answer
+from function_engine import make_collector
 from PIL import Image
+from toy import BareColourTask
 
-from trl_gtr.correctors import OpenAICorrector, failure_kind
+from trl_gtr.correctors import OpenAICorrector
 from trl_gtr.correctors.background import BackgroundLoop
 from trl_gtr.correctors.base import request_digest
 from trl_gtr.correctors.openai.bounded_http import MAX_ERROR_BODY
 from trl_gtr.correctors.openai.chat import read_reply
-from trl_gtr.rollouts.collector import RolloutCollector
 from trl_gtr.tasks.number_line import NumberLineTask
-from trl_gtr.types import Generation
+from trl_gtr.types import CorrectionRequest, Generation
 
 pytest.importorskip("openai")
 
@@ -233,7 +234,7 @@ def test_unusable_answers_fail_after_one_repair(make: Any, content: Any) -> None
         corrector = make(server)
         answer = corrector.correct([WRONG])[0]
         assert len(server.seen) == 2
-    assert failure_kind(answer) == "unusable"
+    assert answer.failure == "unusable"
     assert answer.thought is None
     assert corrector.metrics()["corrector/failed_unusable"] == 1
     assert corrector.metrics()["corrector/calls"] == 2
@@ -242,7 +243,7 @@ def test_unusable_answers_fail_after_one_repair(make: Any, content: Any) -> None
 def test_yes_to_a_thought_that_contradicts_itself_is_not_believed(make: Any) -> None:
     downwards = number_line_request(1, 4, action="-")
     with ChatServer(says(yes_answer())) as server:
-        assert failure_kind(make(server).correct([downwards])[0]) == "unusable"
+        assert make(server).correct([downwards])[0].failure == "unusable"
 
 
 def test_answer_that_is_wrong_but_consistent_passes_unless_verified(make: Any) -> None:
@@ -250,7 +251,7 @@ def test_answer_that_is_wrong_but_consistent_passes_unless_verified(make: Any) -
     with ChatServer(says(no_answer(2, 5))) as server:
         assert make(server).correct([WRONG])[0].verdict == "corrected"
         checked = make(server, verify_with_truth=True)
-        assert failure_kind(checked.correct([WRONG])[0]) == "untrue"
+        assert checked.correct([WRONG])[0].failure == "untrue"
         assert checked.metrics()["corrector/verified_with_truth"] == 1
         assert CANARY not in "".join(seen.text for seen in server.seen)
 
@@ -298,7 +299,7 @@ def test_fault_costs_its_own_label_and_the_next_request_works(
         session = corrector._open()
         session.chat.timeout = session.deadline = 10.0  # the good answer may take its time on a busy machine
         after = corrector.correct([number_line_request(1, 4, said=(3, 4))])[0]
-    assert failure_kind(answer) == kind
+    assert answer.failure == kind
     assert (answer.thought, answer.action) == (None, None)
     assert seconds < 6
     assert after.verdict == "corrected"
@@ -313,7 +314,7 @@ def test_connection_refused(make: Any) -> None:
         listener.bind(("127.0.0.1", 0))  # bound but not listening: nobody else takes the port
         corrector = make(f"http://127.0.0.1:{listener.getsockname()[1]}/v1")
         answer = corrector.correct([WRONG])[0]
-        assert failure_kind(answer) == "connection"
+        assert answer.failure == "connection"
         assert answer.usage.calls == 3
         assert answer.usage.prompt_tokens == 0  # never sent
         with pytest.raises(ValueError, match="is the server up"):
@@ -390,7 +391,7 @@ def test_bad_request_for_ever_ends(make: Any) -> None:
     with ChatServer(status(400, "response_format, max_tokens, temperature: no")) as server:
         answer = make(server).correct([WRONG])[0]
         assert len(server.seen) == 5  # without temperature, with max_completion_tokens, json_object, text
-    assert failure_kind(answer) == "rejected"
+    assert answer.failure == "rejected"
 
 
 @pytest.mark.parametrize(
@@ -408,7 +409,7 @@ def test_fault_of_one_step_costs_the_others_nothing(make: Any, error: Any, kind:
     """Whatever is tried for the step that is rejected, the next one gets schema, limits and temperature again."""
     with ChatServer(*[error] * tries, says(no_answer())) as server:
         corrector = make(server)
-        assert failure_kind(corrector.correct([WRONG])[0]) == kind
+        assert corrector.correct([WRONG])[0].failure == kind
         assert len(server.seen) == tries
         assert corrector.correct([number_line_request(1, 4, said=(3, 4))])[0].verdict == "corrected"
         first, last = server.seen[0].body, server.seen[-1].body
@@ -426,7 +427,7 @@ def test_rejected_parameter_is_known_by_its_name_alone(make: Any) -> None:
         assert make(server).correct([WRONG])[0].verdict == "corrected"
 
 
-def test_half_characters_are_an_unusable_answer_and_no_crash(make: Any, tmp_path: Any) -> None:
+def test_lone_surrogates_are_an_unusable_answer_and_no_crash(make: Any, tmp_path: Any) -> None:
     """JSON can spell half a character; no file, tokenizer or further request can hold it."""
     from trl_gtr.correctors import CachedCorrector
 
@@ -435,9 +436,9 @@ def test_half_characters_are_an_unusable_answer_and_no_crash(make: Any, tmp_path
         cached = CachedCorrector(make(server), tmp_path)
         answer = cached.correct([WRONG])[0]
         assert len(server.seen) == 2
-    assert failure_kind(answer) == "unusable"
+    assert answer.failure == "unusable"
     with ChatServer(says(json.dumps(no_answer()).replace("up", "up \\ud800"))) as server:
-        assert failure_kind(make(server).correct([WRONG])[0]) == "unusable"
+        assert make(server).correct([WRONG])[0].failure == "unusable"
 
 
 @pytest.mark.parametrize("tokens", [10**400, 10**12])
@@ -460,7 +461,7 @@ def test_fault_of_our_own_costs_a_label_and_is_reported_once(
         answers = [corrector.correct([number_line_request(shade=shade)])[0] for shade in range(2)]
         monkeypatch.undo()
         assert corrector.correct([WRONG])[0].verdict == "corrected"
-    assert [answer.reason for answer in answers] == ["unusable: RuntimeError"] * 2
+    assert [answer.explanation for answer in answers] == ["unusable: RuntimeError"] * 2
     assert caplog.text.count("with [key] in it") == 1
     assert SECRET not in caplog.text
 
@@ -492,7 +493,7 @@ def test_key_that_expires_later_costs_labels_only(make: Any) -> None:
     with ChatServer(says(yes_answer()), status(401), says(no_answer())) as server:
         corrector = make(server)
         assert corrector.correct([RIGHT])[0].verdict == "right"
-        assert failure_kind(corrector.correct([WRONG])[0]) == "rejected"
+        assert corrector.correct([WRONG])[0].failure == "rejected"
         assert corrector.correct([number_line_request(1, 4, said=(3, 4))])[0].verdict == "corrected"
     assert corrector.metrics()["corrector/failed_rejected"] == 1
 
@@ -524,7 +525,7 @@ def test_floods_are_not_read(make: Any, number: int, packing: str | None) -> Non
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-    assert failure_kind(answer) in ("unusable", "rejected", "server", "connection")
+    assert answer.failure in ("unusable", "rejected", "server", "connection")
     assert len(answer.reason or "") < 400
     assert peak < 20_000_000
 
@@ -551,10 +552,10 @@ def test_packing_that_cannot_be_undone(make: Any, packing: str, words: str) -> N
         return lambda handler, _: handler.send(number, b"no such data", {"Content-Encoding": packing})
 
     with ChatServer(packed(200)) as server:
-        assert make(server).correct([WRONG])[0].reason == words
+        assert make(server).correct([WRONG])[0].explanation == words
         assert len(server.seen) == 1  # it would be packed like that again
     with ChatServer(packed(403)) as server:
-        assert failure_kind(make(server).correct([WRONG])[0]) == "rejected"
+        assert make(server).correct([WRONG])[0].failure == "rejected"
 
 
 def test_error_that_is_cut_off_is_known_by_its_status(make: Any) -> None:
@@ -567,7 +568,7 @@ def test_error_that_is_cut_off_is_known_by_its_status(make: Any) -> None:
 
     with ChatServer(cut) as server:
         answer = make(server).correct([WRONG])[0]
-    assert (answer.reason or "").startswith("rejected: HTTP 403")
+    assert answer.explanation.startswith("rejected: HTTP 403")
 
 
 def test_servers_control_no_terminal(make: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -583,7 +584,7 @@ def test_servers_control_no_terminal(make: Any, caplog: pytest.LogCaptureFixture
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", caplog.text)
 
 
-def test_half_characters_of_the_agent_are_sent_replaced(make: Any) -> None:
+def test_lone_surrogates_of_the_agent_are_sent_replaced(make: Any) -> None:
     odd = replace(WRONG, prompt="\ud800 what?", response=replace(WRONG.response, text=WRONG.response.text + "\udfff"))
     with ChatServer(says(no_answer())) as server:
         assert make(server).correct([odd])[0].verdict == "corrected"
@@ -727,7 +728,7 @@ def test_close_ends_pending_corrections_at_once(make: Any) -> None:
         thread.join(5)
         assert time.monotonic() - started < 2
         assert len(server.seen) == 2  # those that waited were never sent
-    assert [failure_kind(answer) for answer in answers] == ["cancelled"] * 6
+    assert [answer.failure for answer in answers] == ["cancelled"] * 6
 
 
 def test_nothing_is_sent_after_close_by_a_thread_that_was_about_to_ask(
@@ -754,7 +755,7 @@ def test_nothing_is_sent_after_close_by_a_thread_that_was_about_to_ask(
         closed.set()
         thread.join(10)
         assert server.seen == []
-        assert [failure_kind(answer) for answer in answers] == ["cancelled"]
+        assert [answer.failure for answer in answers] == ["cancelled"]
         corrector.reopen()
         assert corrector.correct([RIGHT])[0].verdict == "right"
 
@@ -804,7 +805,7 @@ def test_closed_corrector_can_be_used_again(make: Any) -> None:
         for _ in range(2):
             assert corrector.correct([RIGHT])[0].verdict == "right"
             corrector.close()
-            assert failure_kind(corrector.correct([RIGHT])[0]) == "cancelled"
+            assert corrector.correct([RIGHT])[0].failure == "cancelled"
             corrector.reopen()
         assert corrector.metrics()["corrector/calls"] == 2
 
@@ -818,7 +819,7 @@ def test_server_that_is_down_is_left_alone(make: Any) -> None:
         answers = corrector.correct(requests)
         assert time.monotonic() - started < 3
         assert len(server.seen) <= 16
-    kinds = [failure_kind(answer) for answer in answers]
+    kinds = [answer.failure for answer in answers]
     assert set(kinds) == {"timeout", "unavailable"}
     assert kinds.count("unavailable") >= 44
 
@@ -865,7 +866,7 @@ def test_ctrl_c_while_a_pool_corrects_ends_at_once(make: Any) -> None:
         answers = [future.result(5)[0] for future in futures]
         assert time.monotonic() - started < 5
         thread.join()
-    assert [failure_kind(answer) for answer in answers] == ["cancelled"] * 4
+    assert [answer.failure for answer in answers] == ["cancelled"] * 4
 
 
 # -- in a rollout ----------------------------------------------------------------------------------------------------
@@ -889,11 +890,11 @@ def test_rollout_over_a_server_full_of_faults(make: Any) -> None:
 
     with ChatServer(by_number) as server:
         corrector = make(server, timeout=3.0, max_retries=0)
-        collector = RolloutCollector(NumberLineTask(), generate, corrector, num_envs=8)
+        collector = make_collector(NumberLineTask(), generate, corrector, num_envs=8)
         started = time.monotonic()
         rollout = collector.collect(4)
         assert time.monotonic() - started < 20
-    kinds = [failure_kind(c) or c.verdict for c in rollout.corrections if c is not None]
+    kinds = [c.failure or c.verdict for c in rollout.corrections if c is not None]
     assert kinds == ["server", "timeout", "unusable", "corrected"] * 8
     metrics = corrector.metrics()
     assert [metrics[f"corrector/failed_{kind}"] for kind in ("server", "timeout", "unusable")] == [8, 8, 8]
@@ -922,9 +923,26 @@ def test_token_counts_are_believed_only_if_they_can_be(usage: Any, expected: Any
     assert tokens == expected
 
 
-def test_requests_without_a_rubric_are_refused_at_the_start(make: Any) -> None:
-    class Bare:
-        name = "bare"
+def test_the_truth_must_be_known_to_verify_with_it(make: Any) -> None:
+    with ChatServer(says("")) as server, pytest.raises(ValueError, match=r"needs a judge\(\), and task 'colours'"):
+        make(server, verify_with_truth=True).check(BareColourTask())
 
-    with ChatServer(says("")) as server, pytest.raises(ValueError, match="has no rubric"):
-        make(server).check(Bare())
+
+def test_a_task_without_a_rubric_gets_general_questions(make: Any) -> None:
+    """Minimal tasks can have a language model as corrector: the answer's keys come from the general rubric."""
+    task, info = BareColourTask(), {"colour": "red"}
+    response = task.format.parse(task.format.render({"thoughts": "it is blue"}, "blue"))
+    request = CorrectionRequest(np.zeros((4, 4, 3), np.uint8), "Which colour?", response, {}, info, task)
+    answer = {"picture": "all red", "thought": "no", "choice": "red", "evaluation": "NO"}
+    answer |= {"correction": {"thoughts": "it is red"}, "right_action": "red"}
+    with ChatServer(says(answer)) as server:
+        corrector = make(server)
+        corrector.check(task)
+        (correction,) = corrector.correct([request])
+        asked = json.dumps(server.seen[-1].body)
+    assert (correction.verdict, correction.thought, correction.action) == (
+        "corrected",
+        {"thoughts": "it is red"},
+        "red",
+    )
+    assert "agent that plays colours" in asked

@@ -153,7 +153,7 @@ def test_a_signal_to_one_process_stops_both_with_a_checkpoint(two_processes, fol
     status, output = two_processes
     assert status != 0
     assert [(folder / f"status_{rank}").read_text() for rank in (0, 1)] == ["143", "143"], output
-    assert (folder / "signalled" / "checkpoint-1" / "gtr_contents.json").is_file()
+    assert (folder / "signalled" / "checkpoint-1" / "manifest.json").is_file()
     assert "The run stops after update 1: SIGTERM received. Resume from" in output
 
 

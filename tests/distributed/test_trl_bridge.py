@@ -90,7 +90,7 @@ def test_the_parent_never_runs_the_constructor_of_trainer():
         "_load_callback_state",
         "create_optimizer",
         "create_optimizer_and_scheduler",
-        "create_model_card",
+        "push_to_hub",
         "save_model",
         "log",
         "add_callback",

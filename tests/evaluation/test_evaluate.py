@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 from chat_server import ChatServer, floods, raw, redirects, says, status
 from corrector_cases import SECRET
+from function_engine import FunctionEngine
 from toy import ColourTask
 
 from trl_gtr import make_task
 from trl_gtr.correctors.openai.bounded_http import MAX_BODY, MAX_ERROR_BODY
 from trl_gtr.evaluation.agents import ExpertAgent, PolicyAgent, RandomAgent, ServedAgent
-from trl_gtr.evaluation.evaluate import EvaluationReport, Rate, evaluate_agent
+from trl_gtr.evaluation.evaluate import evaluate_agent
+from trl_gtr.evaluation.reports import EvaluationReport, Rate
 from trl_gtr.scripts import evaluate as evaluate_command
-from trl_gtr.scripts.train import task_with_hands
 from trl_gtr.types import Generation
 
 
@@ -173,7 +174,7 @@ def test_deals_without_an_end_have_no_all(task):
 
 
 def test_all_hands_that_make_24():
-    task = task_with_hands("points24", "solvable")
+    task = make_task("points24", hands="solvable")
     starts = task.starts()
     assert len(starts) == 566
     env = task.make_env(evaluation=True)
@@ -189,7 +190,7 @@ def test_a_model_sees_prompts_and_images_only():
         calls.append((list(prompts), len(images)))
         return [Generation(np.zeros(1, np.int64), '{"thoughts": "it is red", "action": "red"}') for _ in prompts]
 
-    report = evaluate_agent(PolicyAgent(generate), ColourTask(length=1), 8, num_envs=8)
+    report = evaluate_agent(PolicyAgent(FunctionEngine(generate)), ColourTask(length=1), 8, num_envs=8)
     assert calls == [(["Which colour?"] * 8, 8)]
     assert report.metrics()["valid"] == 1.0
     assert report.metrics()["true_thoughts"] == report.success.value
@@ -299,6 +300,19 @@ def test_an_evaluation_that_is_stopped_counts_what_was_played():
     left = iter([False] * 5)  # five vector steps of two environments, episodes of two steps
     report = evaluate_agent(RandomAgent(), ColourTask(length=2), 20, num_envs=2, stopped=lambda: next(left, True))
     assert [episode.index for episode in report.episodes] == [0, 1, 2, 3]
+    assert not report.complete
+    assert report.planned == 20
+    assert report.metrics("eval")["eval_episodes"] == 4
+    assert "4 of 20 episodes" in str(report)
+    assert evaluate_agent(RandomAgent(), ColourTask(length=2), 3).complete
+
+
+def test_nothing_can_be_measured_without_an_episode():
+    report = evaluate_agent(RandomAgent(), ColourTask(length=2), 3, stopped=lambda: True)
+    assert not report.complete
+    assert str(report) == "colours: no episode of 3 was played to its end"
+    with pytest.raises(ValueError, match="nothing to measure"):
+        report.metrics()
 
 
 def test_a_report_says_the_same_as_json():

@@ -11,21 +11,23 @@ import pytest
 import torch
 import transformers
 from alfworld_cases import INFO as ALFWORLD_INFO, RIGHT as ALFWORLD_THOUGHT
+from rollout_cases import transition
 from tokenizer_cases import mistral, sentencepiece_like
 from tokenizers import normalizers
-from toy import build_toy_model
+from toy import ColourTask, build_toy_model
 from vlms import FAMILIES, TEXT, VISION, character_tokenizer, chat_template, component, load_family, save_family
 
 from trl_gtr import make_task, tiny_llava
 from trl_gtr.correctors import ExpertCorrector
+from trl_gtr.engines.transformers import TransformersEngine
 from trl_gtr.guides.labels import LabelMaker
 from trl_gtr.policy.loading import special_texts
-from trl_gtr.policy.scoring import PolicyWithValue, ValueHead, VLMPolicy
+from trl_gtr.policy.network import PolicyWithValue, ValueHead
+from trl_gtr.policy.scoring import VLMPolicy
 from trl_gtr.types import Correction, CorrectionRequest
 
 PHRASES = ['{"thoughts": "', '", "action": "', '"}']
 SPELT = '{"thoughts": "an <image> </s>, a <pad> and a <unk>", "action": "stand"}'
-EVERYTHING = {"clone_right_thoughts": True, "clone_right_actions": True, "clone_full_response": False}
 ON_20 = {"Dealer Card": [[10, "K", "H"], [10, "K", "S"]], "Player Card": [[10, "J", "H"], [10, "Q", "S"]]}
 CASES = {
     "blackjack": (ON_20, {"thoughts": "My total is 20 and the dealer shows 10, so I {}."}, "stand", "hit"),
@@ -65,8 +67,8 @@ def toy_policy() -> VLMPolicy:
     return VLMPolicy(*build_toy_model())
 
 
-def maker(policy: VLMPolicy, task: Any, **settings: bool) -> LabelMaker:
-    return LabelMaker(SimpleNamespace(**{**EVERYTHING, **settings}), task, policy)  # type: ignore[arg-type]
+def maker(policy: VLMPolicy, task: Any, clone: str = "thoughts_and_right_actions") -> LabelMaker:
+    return LabelMaker(SimpleNamespace(clone=clone), task, policy)  # type: ignore[arg-type]
 
 
 def step(task: Any, thought: dict[str, Any], action: str, info: Any) -> Any:
@@ -132,9 +134,9 @@ def test_a_label_that_is_unreadable_once_it_is_ids_is_thrown_away() -> None:
     task, policy = make_task("number_line"), VLMPolicy(model, processor)
     for said, flaw in (("up＂", "unreadable"), ("up＂｝ and away", "unreadable"), ("ｕｐ", None)):
         words = {**thought, "thoughts": said}
-        for full in (False, True):
+        for clone in ("thoughts_and_right_actions", "responses"):
             correction = Correction("corrected", thought=words, action=right)
-            label = maker(policy, task, clone_full_response=full).label(step(task, words, right, info), correction)
+            label = maker(policy, task, clone).label(step(task, words, right, info), correction)
             assert label is not None
             assert (label.flaw, label.num_labels > 0) == (flaw, flaw is None)
 
@@ -232,4 +234,33 @@ def test_a_prompt_that_spells_special_tokens_shows_one_image(
     counts = [torch.isin(inputs["input_ids"], special).sum() for inputs in (plain, foreign, again)]
     assert counts[0] == counts[1] == counts[2] > 0
     assert caplog.text.count("A prompt spells a special token") == 1
-    assert len(policy.generate(model, [spelt], [image])) == 1
+    assert len(TransformersEngine(policy, model).generate([spelt], [image])) == 1
+
+
+def toy_labels(processor: Any = None, clone: str = "corrected_thoughts") -> LabelMaker:
+    model, own = build_toy_model()
+    return maker(VLMPolicy(model, processor or own), ColourTask(), clone)
+
+
+def test_labels_end_before_the_action_where_a_tokenizer_normalises() -> None:
+    """Composed and decomposed accents: the ids spell another number of characters than was rendered."""
+    processor = build_toy_model()[1]
+    processor.tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace("é", "e")]
+    )
+    labels = toy_labels(processor)
+    thought = {"thoughts": "it is re\u0301\u0065\u0301\u0065\u0301d"}
+    label = labels.label(transition(), Correction("corrected", thought=thought, action="blue"))
+    assert label is not None
+    assert label.flaw is None
+    assert label.num_labels > 0
+    assert "action" not in labels.policy.spans.text(label.ids[: label.num_labels])
+
+
+def test_half_a_character_is_no_label() -> None:
+    labels = toy_labels(clone="thoughts")
+    response = labels.task.format.parse('{"thoughts": "it is \\ud800", "action": "red"}')
+    assert response.valid
+    label = labels.label(transition(response=response), Correction("right", action="red"))
+    assert label is not None
+    assert (len(label.ids), label.num_labels, label.flaw) == (0, 0, "lone_surrogates")

@@ -227,7 +227,7 @@ def test_a_runs_corrections_are_whole_and_right_responses(tmp_path: Path) -> Non
     trainer = GTRTrainer("tiny", args, task=task, corrector=ExpertCorrector())
     trainer.train()
     data = trainer.corrections_dataset()
-    assert len(data) == len(trainer.buffer) > 0
+    assert len(data) == len(trainer.guide.buffer) > 0
     for row in data:
         parsed = task.format.parse(response(row))
         assert parsed.valid

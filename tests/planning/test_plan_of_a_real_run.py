@@ -14,9 +14,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from toy import quiet_config
 from transformers import TrainerCallback
 
-from trl_gtr import ExpertCorrector, GTRTrainer
+from trl_gtr import ExpertCorrector, GTRTrainer, make_task
 from trl_gtr.policy.loading import load_policy, lora_target_modules
-from trl_gtr.scripts.train import task_with_hands
 
 TOLERANCE = 0.1
 SETTINGS = {
@@ -58,7 +57,7 @@ def run(tmp_path, *, lora=False, **settings):
     trainer = GTRTrainer(
         model=model,
         args=args,
-        task=task_with_hands("points24", "pool"),
+        task=make_task("points24", hands="pool"),
         corrector=ExpertCorrector(),
         processing_class=processor,
         peft_config=peft_config,

@@ -11,7 +11,8 @@ import torch
 from vlms import FAMILIES, some_images, some_prompts
 
 from trl_gtr.policy.loading import positions_follow_mask
-from trl_gtr.policy.scoring import PolicyWithValue, ValueHead, VLMPolicy
+from trl_gtr.policy.network import PolicyWithValue, ValueHead
+from trl_gtr.policy.scoring import VLMPolicy
 
 M_ROPE = ["qwen2_5_vl", "qwen3_vl"]
 ONE_DIMENSIONAL = [family for family in FAMILIES if family not in M_ROPE]

@@ -10,8 +10,14 @@ from transformers import AutoModelForImageTextToText, LlamaConfig, LlamaForCausa
 from transformers.utils import is_torchvision_available
 from vlms import FAMILIES, TEXT, byte_level_tokenizer, chat_template, save_family, some_images, some_prompts
 
+from trl_gtr.engines.transformers import TransformersEngine
 from trl_gtr.policy.loading import check_processor, eos_token_ids, load_policy, lora_target_modules, pad_token_id
-from trl_gtr.policy.scoring import PolicyWithValue, ValueHead, VLMPolicy
+from trl_gtr.policy.network import PolicyWithValue, ValueHead
+from trl_gtr.policy.scoring import VLMPolicy
+
+
+def generated(policy, model, prompts, images):
+    return [g.ids.tolist() for g in TransformersEngine(policy, model).generate(prompts, images, greedy=True)]
 
 
 class TestLoadPolicy:
@@ -161,7 +167,7 @@ class TestLora:
         policy = VLMPolicy(tuned, processor, max_completion_length=8)
         net = PolicyWithValue(tuned, ValueHead(32, (16,)))
         prompts, images = some_prompts(4), some_images(4)
-        before = [g.ids.tolist() for g in policy.generate(tuned, prompts, images, greedy=True)]
+        before = generated(policy, tuned, prompts, images)
         targets = [policy.encode_response('{"action": "stand"}')] * 4
         optimizer = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=0.02)
         losses = []
@@ -173,15 +179,17 @@ class TestLora:
             optimizer.step()
             losses.append(loss.item())
         assert losses[-1] < losses[0] - 0.3
-        after = [g.ids.tolist() for g in policy.generate(tuned, prompts, images, greedy=True)]
+        after = generated(policy, tuned, prompts, images)
         assert after != before
         tuned.save_pretrained(tmp_path)
         fresh = AutoModelForImageTextToText.from_pretrained(model.config.name_or_path)
         loaded = PeftModel.from_pretrained(fresh, tmp_path).eval()
-        again = [g.ids.tolist() for g in policy.generate(loaded, prompts, images, greedy=True)]
+        again = generated(policy, loaded, prompts, images)
         assert again == after
         with loaded.disable_adapter():
-            assert [g.ids.tolist() for g in policy.generate(loaded, prompts, images, greedy=True)] == before
+            assert [
+                g.ids.tolist() for g in TransformersEngine(policy, loaded).generate(prompts, images, greedy=True)
+            ] == before
 
 
 def test_an_adapters_folder_is_a_model_like_any_other(toy_checkpoint, tmp_path):
@@ -190,9 +198,9 @@ def test_an_adapters_folder_is_a_model_like_any_other(toy_checkpoint, tmp_path):
     tuned.save_pretrained(tmp_path)
     policy = VLMPolicy(tuned.eval(), processor, max_completion_length=8)
     prompts, images = some_prompts(4), some_images(4)
-    expected = [g.ids.tolist() for g in policy.generate(tuned, prompts, images, greedy=True)]
+    expected = generated(policy, tuned, prompts, images)
     merged, _ = load_policy(tmp_path)
-    assert [g.ids.tolist() for g in policy.generate(merged, prompts, images, greedy=True)] == expected
+    assert generated(policy, merged, prompts, images) == expected
     assert not [name for name in lora_target_modules(merged) if "lora" in name or "base_layer" in name]
 
 

@@ -8,6 +8,7 @@ from toy import ColourTask, quiet_config
 from vlms import FAMILIES, some_images, video_stub
 
 from trl_gtr.correctors import ExpertCorrector
+from trl_gtr.engines.transformers import TransformersEngine
 from trl_gtr.policy.loading import lora_target_modules
 from trl_gtr.trainer import GTRTrainer
 
@@ -34,7 +35,7 @@ def test_an_update_with_lora(family, tiny_vlm, tmp_path):
     trainer = GTRTrainer(model, args, task, ExpertCorrector(), processing_class=processor, peft_config=lora)
     # A random model never writes JSON, so nobody corrects it: hand it a lesson.
     ids = trainer.policy.encode_response(ANSWER)
-    trainer.buffer.add("Which colour?", some_images(1)[0], ids, len(ids))
+    trainer.guide.buffer.add("Which colour?", some_images(1)[0], ids, len(ids))
     trainer.train()
     logs = trainer.state.log_history
     assert all(entry["policy/ratio_start_max_dev"] < 1e-3 for entry in logs)
@@ -44,7 +45,7 @@ def test_an_update_with_lora(family, tiny_vlm, tmp_path):
     with video_stub():
         trainer.save_model(str(tmp_path / "saved"))
     prompts, images = ["Which colour?"] * 2, some_images(2)
-    trained = trainer.policy.generate(trainer.trained.policy, prompts, images, greedy=True)
+    trained = trainer.engine.generate(prompts, images, greedy=True)
     reloaded = PeftModel.from_pretrained(tiny_vlm(family)[0], tmp_path / "saved")
-    again = trainer.policy.generate(reloaded, prompts, images, greedy=True)
+    again = TransformersEngine(trainer.policy, reloaded).generate(prompts, images, greedy=True)
     assert [g.ids.tolist() for g in trained] == [g.ids.tolist() for g in again]

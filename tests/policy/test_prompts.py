@@ -1,25 +1,32 @@
+import copy
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers.image_utils import make_flat_list_of_images
 from vlms import FAMILIES, some_images, some_prompts
 
 from trl_gtr.policy.loading import chat
 from trl_gtr.policy.prompts import PromptEncoder, pad_and_cat
 
 
-class CountingProcessor:
-    """A processor that remembers how many samples it was given."""
+class Counting:
+    """A copy of a processor that counts the images which its image processor is given."""
 
     def __init__(self, processor):
-        self.processor, self.samples = processor, 0
+        self.images = 0
+        self.processor = copy.copy(processor)
+        self.processor.image_processor = copy.copy(processor.image_processor)
+        self.processor.image_processor.preprocess = self.preprocess
+        self.real = processor.image_processor.preprocess
 
-    def __getattr__(self, name):
-        return getattr(self.processor, name)
+    def preprocess(self, images, *args, **options):
+        self.images += len(make_flat_list_of_images(images))
+        return self.real(images, *args, **options)
 
-    def __call__(self, text, **options):
-        self.samples += len(text)
-        return self.processor(text=text, **options)
+    def encoder(self, cache_bytes=2**30):
+        return PromptEncoder(self.processor, self.processor.tokenizer.pad_token_id, cache_bytes)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -58,20 +65,55 @@ def test_is_the_processors_own_batch(processor, padding_side):
     assert same(encoder.encode([prompts[i] for i in order], [images[i] for i in order]), some)
 
 
-def test_each_image_and_each_text_is_processed_once(tiny_vlm):
-    processor = CountingProcessor(tiny_vlm()[1])
-    encoder = PromptEncoder(processor, 0, 2**30)
+def test_each_image_is_processed_once(processor):
+    counting = Counting(processor)
+    encoder = counting.encoder()
     prompts, images = some_prompts(4), some_images(4)
     encoder.encode(prompts, images)
     encoder.encode(prompts * 2, images * 2)
-    assert processor.samples == 4
+    assert counting.images == 4
     encoder.encode(["another"], images[:1])
+    assert counting.images == 4
     encoder.encode(prompts[:1], [255 - images[0]])
-    assert processor.samples == 6
+    assert counting.images == 5
     encoder.encode(["twice"] * 2, [images[0], images[0].copy()])
-    assert processor.samples == 7
-    encoder.encode(["another", "twice"], [255 - images[0]] * 2)  # both halves of these pairs are known
-    assert processor.samples == 7
+    encoder.encode(["another", "twice"], [255 - images[0]] * 2)
+    assert counting.images == 5
+    encoder.encode(["one", "two"], [255 - images[1]] * 2)  # both prompts and the image are new
+    assert counting.images == 6
+
+
+@pytest.mark.parametrize("padding_side", ["left", "right"])
+def test_a_new_prompt_about_known_images_is_the_processors_own_batch(processor, padding_side):
+    """Images of several sizes, of which the encoder first saw several at once, or one."""
+    counting = Counting(processor)
+    encoder = counting.encoder()
+    images = some_images(8)
+    images += [255 - image for image in images[:4]]
+    encoder.encode(["?"] * 12, images)
+    counting.images = 0
+    prompts = [f"{prompt} Think of <image> and </s>." for prompt in some_prompts(12)]
+    expected = processors_own_batch(processor, [encoder._plain(prompt) for prompt in prompts], images)
+    processor.tokenizer.padding_side = padding_side
+    assert same(encoder.encode(prompts, images), expected)
+    assert counting.images == 0
+    assert processor.image_processor.preprocess.__self__ is processor.image_processor  # the processor is as it was
+
+
+def test_a_processor_of_another_kind_processes_the_image_again(tiny_vlm):
+    """One that does not ask `image_processor.preprocess`: nothing is left out, and nothing is wrong."""
+    processor = tiny_vlm()[1]
+
+    class Other(type(processor)):
+        def __call__(self, *args, **options):
+            return processor(*args, **options)
+
+    other = copy.copy(processor)
+    other.__class__ = Other
+    encoder = PromptEncoder(other, processor.tokenizer.pad_token_id, 2**30)
+    prompts, images = some_prompts(3), some_images(3)
+    encoder.encode(["?"] * 3, images)
+    assert same(encoder.encode(prompts, images), processors_own_batch(processor, prompts, images))
 
 
 def test_an_image_is_kept_once_whatever_is_asked_about_it(processor):
@@ -81,14 +123,14 @@ def test_an_image_is_kept_once_whatever_is_asked_about_it(processor):
         sum(tensor.nbytes for key, tensor in processors_own_batch(processor, ["x"], [image]).items())
         for image in images
     )
-    counting = CountingProcessor(processor)
-    encoder = PromptEncoder(counting, processor.tokenizer.pad_token_id, 3 * size + 2**20)
+    counting = Counting(processor)
+    encoder = counting.encoder(3 * size + 2**20)
     for prompt in prompts:
         encoder.encode([prompt] * 3, images)
-    counting.samples = 0
+    counting.images = 0
     for prompt in prompts:
         found = encoder.encode([prompt] * 3, images)
-    assert counting.samples == 0
+    assert counting.images == 0
     assert same(found, processors_own_batch(processor, [prompts[-1]] * 3, images))
 
 
@@ -96,13 +138,13 @@ def test_known_halves_make_the_processors_own_batch(processor):
     """Image and text of a pair that was never processed as a pair."""
     images, prompts = some_images(8), some_prompts(8)
     mirrored = [image[:, ::-1].copy() for image in images]
-    counting = CountingProcessor(processor)
-    encoder = PromptEncoder(counting, processor.tokenizer.pad_token_id, 2**30)
+    counting = Counting(processor)
+    encoder = counting.encoder()
     encoder.encode(prompts, images)
     encoder.encode(["?"] * 8, mirrored)
-    counting.samples = 0
+    counting.images = 0
     assert same(encoder.encode(prompts, mirrored), processors_own_batch(processor, prompts, mirrored))
-    assert counting.samples == 0
+    assert counting.images == 0
 
 
 def test_at_least_so_many_tokens(processor):
@@ -126,33 +168,33 @@ def test_same_bytes_in_another_shape_are_another_image(tiny_vlm):
 
 
 def test_cache_is_bounded_and_forgets_the_oldest(tiny_vlm):
-    processor = CountingProcessor(tiny_vlm()[1])
+    counting = Counting(tiny_vlm()[1])
     prompts, images = ["same"] * 4, [np.full((56, 56, 3), shade, np.uint8) for shade in range(4)]
-    one = PromptEncoder(processor, 0, 2**30).encode(prompts[:1], images[:1])
+    one = counting.encoder().encode(prompts[:1], images[:1])
     size = sum(tensor.nbytes for tensor in one.values())
     text = sum(tensor.nbytes for tensor in one.values() if tensor.dtype == torch.int64)
-    encoder = PromptEncoder(processor, 0, 2 * size - text)  # the one text, and two images
-    expected = processors_own_batch(processor.processor, prompts, images)
+    encoder = counting.encoder(2 * size - text)  # the one text, and two images
+    expected = processors_own_batch(counting.processor, prompts, images)
     assert same(encoder.encode(prompts, images), expected)  # a batch larger than the cache
     assert len(encoder._cache) == 3
-    processor.samples = 0
+    counting.images = 0
     encoder.encode(prompts[2:3], images[2:3])  # now 3 is the oldest
-    assert processor.samples == 0
+    assert counting.images == 0
     encoder.encode(prompts[:1], images[:1])
     encoder.encode(prompts[2:3], images[2:3])
-    assert processor.samples == 1
+    assert counting.images == 1
     encoder.encode(prompts[3:], images[3:])
-    assert processor.samples == 2
+    assert counting.images == 2
     held = sum(t.untyped_storage().nbytes() for features in encoder._cache.values() for t in features.values())
     assert held <= 2 * size - text
 
 
 def test_without_cache(tiny_vlm):
-    processor = CountingProcessor(tiny_vlm()[1])
-    encoder = PromptEncoder(processor, 0, 0)
+    counting = Counting(tiny_vlm()[1])
+    encoder = counting.encoder(0)
     for _ in range(2):
         encoder.encode(some_prompts(3), some_images(3))
-    assert processor.samples == 6
+    assert counting.images == 6
 
 
 def test_pad_and_cat():

@@ -4,12 +4,15 @@ import base64
 import hashlib
 import io
 import json
+import os
+import platform
 import re
 import runpy
 import shutil
 import sys
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -26,7 +29,7 @@ from trl_gtr import cli
 from trl_gtr.report import MAX_BYTES, page, write_report
 from trl_gtr.report.collapse import repeated_thoughts
 from trl_gtr.report.curves import mean_line
-from trl_gtr.report.episodes import Budget, Gallery, spread, word_diff
+from trl_gtr.report.episodes import Budget, Gallery, episodes_of, shared_starts, spread, start_of, word_diff
 from trl_gtr.report.runs import Run, groups, read_runs
 
 SCRIPT = re.compile(r"<script([^>]*)>(.*?)</script>", re.DOTALL)
@@ -100,7 +103,7 @@ def test_word_diff_keeps_both_texts():
 
 
 def test_episodes_are_spread_over_the_run_and_whole_ones_come_first():
-    episodes = [[row(u, episode=e, step=e, ended=e == 0)] for u in range(1, 101) for e in (1, 0)]
+    episodes = [[row(u, episode=e, step=e, ended=e == 0, image=None)] for u in range(1, 101) for e in (1, 0)]
     assert [episode[0]["update"] for episode in spread(episodes, 3)] == [1, 100, 51]
     few = list(spread(episodes[:8], 6))
     assert [(episode[0]["update"], episode[0]["episode"]) for episode in few] == [
@@ -111,6 +114,52 @@ def test_episodes_are_spread_over_the_run_and_whole_ones_come_first():
         (1, 1),
         (4, 1),
     ]
+
+
+def test_episodes_from_the_same_start_are_matched_across_runs(tmp_path):
+    def rows(first, shared):
+        """One step an episode: one start that only this run has, one that both have."""
+        return lambda update: [
+            row(update, env=0, episode=update, prompt=f"{first} {update}", image=None, ended=True),
+            row(update, env=1, episode=update, prompt=shared, image=None, ended=update < 3),
+        ]
+
+    folders = [write_run(tmp_path / name, 3, rows(name, "Make 24 of 3, 8.")) for name in ("gtr", "ppo")]
+    runs = read_runs(folders)
+    assert len(shared_starts(runs)) == 1
+    assert shared_starts(runs[:1]) == set()
+    data, _ = embedded(write_report(folders, output=tmp_path / "both.html").read_text("utf-8"))
+    starts = [{episode["start"] for episode in run["episodes"]} for run in data["runs"]]
+    assert [len(each) for each in starts] == [4, 4]
+    assert len(starts[0] & starts[1]) == 1
+    # where there isn't room for all, those that can be compared come first, even before whole ones
+    (chosen,) = spread([e for e in episodes_of(runs[0]) if e[0]["update"] == 3], 1, shared_starts(runs))
+    assert chosen[0]["prompt"] == "Make 24 of 3, 8."
+    # a later step is no start
+    assert start_of([row(1, step=1)]) is None
+
+
+def test_the_action_that_was_really_taken_is_shown(tmp_path):
+    folder = write_run(tmp_path / "run", updates=1)
+    data, _ = embedded(write_report([folder]).read_text("utf-8"))
+    step = data["runs"][0]["episodes"][1]["steps"][1]
+    assert (step["action"], step["legal"], step["substitute"]) == ("banana", False, "+")
+    # runs of earlier versions didn't say which one it was
+    (shard,) = (folder / "episodes").iterdir()
+    pq.write_table(pq.read_table(shard).drop_columns(["substitute"]), shard)
+    data, _ = embedded(write_report([folder]).read_text("utf-8"))
+    assert data["runs"][0]["episodes"][1]["steps"][1]["substitute"] is None
+
+
+def test_the_shipped_model_has_its_name(tmp_path):
+    folder = write_run(tmp_path / "run", updates=1)
+    card = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(
+        json.dumps(card | {"model": "/opt/somewhere/trl_gtr/tiny_llava/alfworld_weights"})
+    )
+    html = write_report([folder]).read_text("utf-8")
+    assert "<dd>tiny-alfworld</dd>" in html
+    assert "/opt/somewhere" not in html
 
 
 def test_repeated_thoughts_count_states_and_truth(tmp_path):
@@ -148,6 +197,7 @@ def test_the_page_shows_all_four_parts(tmp_path):
     assert "Settings that differ" in html
     assert "after update 2, 3 times" in html
     assert "generate 12 s (75 %)" in html
+    assert "16 s in all updates" in html
     # one script may run, and this is it
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src &#39;sha256-{digest}&#39;" in html or f"script-src 'sha256-{digest}'" in html
@@ -156,7 +206,7 @@ def test_the_page_shows_all_four_parts(tmp_path):
 
 def test_the_same_run_gives_the_same_page(tmp_path):
     folder = write_run(tmp_path / "run")
-    made = re.compile(r"Made \S+ by")
+    made = re.compile(r"Made .*? by")
     pages = [made.sub("", write_report([folder]).read_text("utf-8")) for _ in range(2)]
     assert pages[0] == pages[1]
 
@@ -166,9 +216,9 @@ def test_several_runs_share_their_charts(tmp_path):
     data, _ = embedded(write_report(folders, output=tmp_path / "all.html").read_text("utf-8"))
     assert [run["name"] for run in data["runs"]] == ["gtr · seed0", "gtr · seed1", "ppo"]
     success = {line["name"]: line for line in data["charts"][0]["lines"]}
-    assert success["gtr: all deals"]["low"][0] == pytest.approx(0.1)
-    assert success["gtr: all deals"]["high"][0] == pytest.approx(0.2)
-    assert success["ppo: all deals"]["mean"][0] == pytest.approx(0.3)
+    assert success["gtr: in training"]["low"][0] == pytest.approx(0.1)
+    assert success["gtr: in training"]["high"][0] == pytest.approx(0.2)
+    assert success["ppo: in training"]["mean"][0] == pytest.approx(0.3)
 
 
 def test_a_run_without_episodes_and_card_has_a_page_too(tmp_path):
@@ -240,6 +290,43 @@ def test_command_report(tmp_path, capsys):
     assert "<title>gtr, ppo" in output.read_text("utf-8")
     assert cli.main(["report", str(tmp_path / "nowhere")]) == 2
     assert capsys.readouterr().err == f"error: There is no folder {tmp_path / 'nowhere'}.\n"
+
+
+def test_watching_goes_on_until_the_run_ends(tmp_path, monkeypatch, capsys):
+    folder = write_run(tmp_path / "run", updates=2)
+    card = json.loads((folder / "run.json").read_text())
+
+    def write(state, lines=""):
+        process = {"host": platform.node(), "pid": os.getpid(), "created": psutil.Process().create_time()}
+        gone = process | {"created": 0.0}
+        told = {"state": state, "process": process if state == "running" else gone}
+        (folder / "run.json").write_text(json.dumps(card | told))
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.write(lines)
+
+    write("running")
+    waits = []
+    moments = [
+        lambda: None,  # nothing new: nothing is written
+        lambda: write("running", json.dumps({"step": 3, "episode/success": 0.5}) + "\n"),
+        lambda: write("finished", json.dumps({"step": 3, "end_pool_success": 0.75}) + "\n"),
+    ]
+
+    def wait(seconds):
+        moments[len(waits)]()
+        waits.append(seconds)
+
+    pages = [path.read_text("utf-8") for path in page.watch_report([folder], seconds=7, wait=wait)]
+    assert waits == [7, 7, 7]
+    assert [">running</span>" in html for html in pages] == [True, True, False]
+    assert ['http-equiv="refresh" content="7"' in html for html in pages] == [True, True, False]
+    assert [embedded(html)[0]["refresh"] for html in pages] == [7, 7, None]
+    assert "update 3 of 2" in pages[1]
+    assert "25% [10%, 50%]" in pages[2]
+    assert "75%" in pages[2]
+    # on the command line too; a run that is over is written once
+    assert cli.main(["report", str(folder), "--watch"]) == 0
+    assert capsys.readouterr().out.count("report.html") == 1
 
 
 def test_command_evaluate_plays(capsys):

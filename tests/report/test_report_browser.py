@@ -82,6 +82,7 @@ def pages(tmp_path_factory):
         "one": write_report([one]),
         "two": write_report([one, other], ["gtr", "ppo"], folder / "two.html"),
         "hostile": write_report([enemy]),
+        "watched": write_report([one], output=folder / "watched.html", refresh=1),
     }
 
 
@@ -138,7 +139,11 @@ def test_it_loads_in_light_and_dark(open_page, scheme):
     assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(16, 20, 26)"}[scheme]
     assert page.evaluate(CONTRAST) == []
     keep(page, f"two_runs_{scheme}")
-    page.get_by_role("button", name="Dark").click()
+    other = {"light": "Dark mode", "dark": "Light mode"}[scheme]
+    page.get_by_role("button", name=other).click()  # it says what it will do
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != background
+    assert page.get_by_role("button", name=f"{scheme} mode").is_visible()
+    page.reload()  # as a watched page does by itself: the choice stays
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != background
 
 
@@ -152,6 +157,34 @@ def test_early_and_late_episodes_stand_side_by_side(open_page):
     narrow = open_page("one", width=400)
     assert narrow.evaluate("document.documentElement.scrollWidth") <= 400
     keep(narrow, "narrow")
+
+
+def test_the_same_start_stands_side_by_side(open_page):
+    page = open_page("two")
+
+    def pictures():
+        return [image.get_attribute("src") for image in page.locator(".pane [data-f=image]").all()]
+
+    assert page.get_by_label("from the same start").is_checked()
+    runs = [select.evaluate("s => s.selectedOptions[0].text") for select in page.locator("[data-f=run]").all()]
+    assert runs == ["gtr", "ppo"]
+    for choice in ("update 8", "update 3"):
+        words = next(text for text in page.locator("[data-f=pick]").first.inner_text().split("\n") if choice in text)
+        page.locator("[data-f=pick]").first.select_option(words)
+        assert [text.split(",")[0] for text in chosen(page)] == [choice, choice]
+        assert len({*pictures()}) == 1
+    page.get_by_label("from the same start").uncheck()
+    page.locator("[data-f=pick]").first.select_option(index=1)
+    assert len({*pictures()}) == 2
+    page.get_by_label("two side by side").uncheck()
+    assert not page.get_by_label("from the same start").is_visible()
+    assert not open_page("one").get_by_label("from the same start").is_visible()  # nothing to compare with
+
+
+def test_a_watched_page_loads_itself_again_when_it_is_left_alone(open_page):
+    page = open_page("watched")
+    assert "It is loaded again every 1 s" in page.locator("footer").inner_text()
+    page.wait_for_event("load", timeout=60_000)
 
 
 def test_arrow_keys_move(open_page):
@@ -191,13 +224,14 @@ def test_filters_filter(open_page):
     assert count.inner_text() == "8 of 16 episodes match"
     assert captions(page) == ["Update 1, step 2"]  # the step that is illegal
     assert "illegal action" in page.locator(".badges").inner_text()
-    assert page.locator(".action").inner_text().startswith("banana")
+    assert page.locator(".action").inner_text() == "banana not legal; taken instead: +"
     page.get_by_label("Updates").select_option("update 3")
     assert count.inner_text() == "1 of 16 episodes match"
     page.get_by_label("with an invalid or illegal response").uncheck()
     page.get_by_label("with a corrected thought").check()
     assert page.locator("del").all_inner_texts()[0] == "8"
     assert page.locator("ins").all_inner_texts()[0] == "9"
+    assert page.locator("[data-f=diff]").inner_text().startswith("cards: 3, 8 9\n")  # two words, not "89"
 
 
 def test_an_episode_shows_bars_and_tokens(open_page):
@@ -222,12 +256,15 @@ def test_an_episode_shows_bars_and_tokens(open_page):
 def test_the_pointer_reads_curves(open_page):
     page = open_page("two")
     chart = page.locator("figure.chart").first
+    chart.scroll_into_view_if_needed()
     box = chart.locator("svg").bounding_box()
     page.mouse.move(box["x"] + box["width"] - 12, box["y"] + 50)
     outputs = chart.locator("output").all_inner_texts()
-    assert outputs == ["80.0 % at 8", "70.0 %"]
+    # two curves, and two evaluations that were made before training
+    assert outputs == ["80.0 % at 8", "70.0 %", *["25.0 % (10.0 % to 50.0 %) at 0"] * 2]
     chart.locator("summary").click()
     assert chart.locator("tbody tr").last.inner_text().split() == ["8", "80.0%", "70.0%"]
+    assert chart.locator("tbody tr").first.inner_text().split() == ["0", "25.0%", "25.0%"]
 
 
 def test_everything_can_be_reached_by_keyboard_and_has_a_name(open_page):

@@ -10,13 +10,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from alfworld_cases import needs_alfworld
+from function_engine import make_collector
 from toy import COLOURS, ColourEnv, ColourTask
 
 from trl_gtr import make_task
-from trl_gtr.correctors import ExpertCorrector
+from trl_gtr.correctors import Corrector, ExpertCorrector
 from trl_gtr.evaluation.agents import RandomAgent
 from trl_gtr.evaluation.evaluate import evaluate_agent
-from trl_gtr.rollouts.collector import RolloutCollector, SkippableStep, unpack_infos
+from trl_gtr.rollouts.playing import SkippableStep
+from trl_gtr.rollouts.vector_envs import unpack_infos
 from trl_gtr.types import Correction, Generation
 
 SHORT_ALFWORLD = {"games": "bundled", "max_episode_steps": 8}
@@ -42,7 +44,7 @@ def scripted(task, script=None):
 
 def collector(task=None, script=None, corrector=None, num_envs=3, **kwargs):
     task = task or ColourTask()
-    return RolloutCollector(task, scripted(task, script), corrector, num_envs=num_envs, **kwargs)
+    return make_collector(task, scripted(task, script), corrector, num_envs=num_envs, **kwargs)
 
 
 def test_transitions_come_step_by_step_with_their_own_state():
@@ -94,7 +96,7 @@ def test_a_truncation_marked_as_final_does_not_bootstrap():
 def test_unreadable_text_plays_at_random_and_asks_nobody():
     asked = []
 
-    class Counting:
+    class Counting(Corrector):
         def correct(self, requests):
             asked.extend(requests)
             return [Correction("right") for _ in requests]
@@ -105,6 +107,8 @@ def test_unreadable_text_plays_at_random_and_asks_nobody():
     assert not any(t.legal for t in rollout.transitions)
     wins = sum(t.reward > 0 for t in rollout.transitions)
     assert 25 <= wins <= 80  # a quarter of 200, within five standard deviations
+    # what was played instead is known, and it is what was rewarded
+    assert all((t.substitute == t.info["colour"]) == (t.reward > 0) for t in rollout.transitions)
 
 
 def test_an_illegal_action_still_gets_its_thought_corrected():
@@ -116,6 +120,7 @@ def test_an_illegal_action_still_gets_its_thought_corrected():
 
 def test_a_penalty_steps_nothing_and_costs_one():
     source = collector(script=lambda image: "no idea", invalid_action="penalty", num_envs=2)
+    assert {t.substitute for t in source.collect(1).transitions} == {None}
     before = [image.copy() for image in source.images]
     rollout = source.collect(3)
     assert all(t.reward == -1.0 and not t.terminated for t in rollout.transitions)
@@ -211,7 +216,7 @@ def test_corrections_hide_behind_the_steps_that_follow():
     """Every request is out before the first answer comes: the collector waits for none until the end."""
     arrived, go_on = threading.Semaphore(0), threading.Event()
 
-    class Slow:
+    class Slow(Corrector):
         def correct(self, requests):
             arrived.release()
             assert go_on.wait(timeout=20)
@@ -252,7 +257,7 @@ def test_episodes_are_numbered_through_short_rollouts_and_a_restart():
 def test_a_correction_that_is_late_has_failed():
     release = threading.Event()
 
-    class Stuck:
+    class Stuck(Corrector):
         def correct(self, requests):
             release.wait(60)
             return ExpertCorrector().correct(requests)
@@ -261,13 +266,13 @@ def test_a_correction_that_is_late_has_failed():
         rollout = collector(corrector=Stuck()).collect(2, correction_timeout=0.05)
     finally:
         release.set()
-    assert [c.reason.split(":")[0] for c in rollout.corrections] == ["late"] * 6
+    assert [c.failure for c in rollout.corrections] == ["late"] * 6
 
 
 def test_a_stop_ends_the_rollout_and_waits_for_nobody():
     release, asked = threading.Event(), itertools.count()
 
-    class Stuck:
+    class Stuck(Corrector):
         def correct(self, requests):
             release.wait(60)
             return []
@@ -280,7 +285,7 @@ def test_a_stop_ends_the_rollout_and_waits_for_nobody():
 
 
 def test_a_corrector_error_surfaces_at_the_end_of_the_rollout():
-    class Broken:
+    class Broken(Corrector):
         def correct(self, requests):
             raise RuntimeError("broken on purpose")
 
@@ -365,12 +370,13 @@ def test_a_collector_that_is_rewound_goes_on_from_there():
 
 
 def test_episodes_that_come_out_otherwise_are_refused_unless_allowed():
-    source, other = collector(ColourTask(length=5), seed=3), collector(ColourTask(length=5, blank=True), seed=3)
+    source, blank = collector(ColourTask(length=5), seed=3), ColourTask(length=5, blank=True)
     source.collect(2)
     with pytest.raises(ValueError, match=r"another observation.*`allow_changed_config=True`"):
-        other.load_state_dict(source.state_dict())
+        collector(blank, seed=3).load_state_dict(source.state_dict())
+    other = collector(blank, seed=3, exact_resume=False)
     with pytest.warns(UserWarning, match="another observation"):
-        other.load_state_dict(source.state_dict(), exact=False)
+        other.load_state_dict(source.state_dict())
     assert all(np.abs(image.mean() - 128) < 5 for image in other.images)  # what the environment shows now
     assert [info["colour"] for info in other.infos] == [info["colour"] for info in source.infos]
 

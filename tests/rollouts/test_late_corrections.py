@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from chat_server import ChatServer, says, waits_for_hang_up
 from corrector_cases import no_answer, number_line_request
+from function_engine import make_collector
 
-from trl_gtr.correctors import CachedCorrector, ExpertCorrector, OpenAICorrector, failure_kind
+from trl_gtr.correctors import CachedCorrector, Corrector, ExpertCorrector, OpenAICorrector
 from trl_gtr.correctors.background import DaemonPool
 from trl_gtr.correctors.base import failed
-from trl_gtr.rollouts.collector import RolloutCollector
 from trl_gtr.rollouts.pending_corrections import concurrency_needed
 from trl_gtr.tasks.number_line import NumberLineTask
 from trl_gtr.types import Cancellation, Correction, Generation
@@ -75,7 +75,7 @@ def number(seen: Any) -> int:
 
 
 def outcomes(rollout: Any) -> list[str]:
-    return [failure_kind(c) or c.verdict for c in rollout.corrections if c is not None]
+    return [c.failure or c.verdict for c in rollout.corrections if c is not None]
 
 
 def own_threads() -> int:
@@ -112,7 +112,7 @@ def test_a_server_too_slow_for_a_rollout_costs_the_next_one_nothing(make: Any) -
                 server.wait_for(lambda: len(server.seen) >= 8 * (step // 3 + 1), 20)
 
         corrector = make(server, concurrency=4, timeout=60.0, deadline=60.0)
-        collector = RolloutCollector(NumberLineTask(), Numbered(before), corrector, num_envs=4)
+        collector = make_collector(NumberLineTask(), Numbered(before), corrector, num_envs=4)
         labels, calls, threads = [], [], own_threads()
         for _ in range(4):
             rollout = collector.collect(3, correction_timeout=0.2)
@@ -138,7 +138,7 @@ def test_an_answer_in_time_is_kept_beside_a_late_one_of_the_same_step(make: Any)
                 eventually(lambda: len(server.seen) == 4 and len(corrector._open()._flights) == 1)
 
         policy = Numbered(before, silent=lambda step: step == 1)
-        rollout = RolloutCollector(NumberLineTask(), policy, corrector, num_envs=4).collect(2, correction_timeout=0.1)
+        rollout = make_collector(NumberLineTask(), policy, corrector, num_envs=4).collect(2, correction_timeout=0.1)
         assert outcomes(rollout) == ["corrected", LATE, "corrected", "corrected"]
         # It may have been billed, so that it counts with what it may have cost.
         assert rollout.corrections[1].usage.calls == 1
@@ -170,7 +170,7 @@ def test_a_request_that_another_still_waits_for_goes_on(make: Any) -> None:
         eventually(lambda: sum(f.waiting for f in list(corrector._open()._flights.values())) == 2)
         unwanted.cancellation.cancel()
         threads[0].join(20)
-        assert failure_kind(answers["unwanted"]) == LATE
+        assert answers["unwanted"].failure == LATE
         go.set()
         threads[1].join(20)
         assert answers["wanted"].verdict == "corrected"
@@ -181,7 +181,7 @@ def test_nothing_is_sent_for_a_request_that_was_given_up_before(make: Any) -> No
     request = number_line_request(1, 4)
     request.cancellation.cancel()
     with ChatServer(says(no_answer())) as server:
-        assert failure_kind(make(server).correct([request])[0]) == LATE
+        assert make(server).correct([request])[0].failure == LATE
         assert server.seen == []
 
 
@@ -195,7 +195,7 @@ def test_a_late_answer_is_not_kept_in_a_cache(make: Any, tmp_path: Any) -> None:
         server.wait_for(lambda: server.in_flight == 1)
         request.cancellation.cancel()
         thread.join(20)
-        assert failure_kind(answers[0]) == LATE
+        assert answers[0].failure == LATE
         assert cached.correct([replace(request, cancellation=Cancellation())])[0].verdict == "corrected"
 
 
@@ -203,7 +203,7 @@ def test_a_new_request_does_not_join_a_call_that_was_given_up(tmp_path: Any) -> 
     """An earlier rollout's call is given up and not back yet when the next rollout asks the same."""
     asked, go = threading.Event(), threading.Event()
 
-    class Heedful:
+    class Heedful(Corrector):
         identity = "heedful"
 
         def correct(self, requests: Any) -> list[Correction]:
@@ -229,31 +229,31 @@ def test_a_new_request_does_not_join_a_call_that_was_given_up(tmp_path: Any) -> 
     finally:
         go.set()
     first.join(20)
-    assert failure_kind(answers[1]) == LATE
+    assert answers[1].failure == LATE
     assert cached.metrics()["corrector/cache_misses"] == 2
 
 
 def test_what_a_corrector_of_ones_own_hands_in_when_given_up_is_kept() -> None:
-    class HalfDone:
+    class HalfDone(Corrector):
         def correct(self, requests: Any) -> list[Correction]:
             given_up = threading.Event()
             with requests[0].cancellation.calling(given_up.set):
                 assert given_up.wait(20)
             return [Correction("right"), *[failed("late") for _ in requests[1:]]]
 
-    rollout = RolloutCollector(NumberLineTask(), Numbered(), HalfDone(), num_envs=2).collect(2, correction_timeout=0.1)
+    rollout = make_collector(NumberLineTask(), Numbered(), HalfDone(), num_envs=2).collect(2, correction_timeout=0.1)
     assert outcomes(rollout) == ["right", LATE] * 2
 
 
 def test_a_corrector_that_never_answers_holds_a_bounded_number_of_threads(caplog: pytest.LogCaptureFixture) -> None:
     release = threading.Event()
 
-    class Stuck:
+    class Stuck(Corrector):
         def correct(self, requests: Any) -> list[Correction]:
             release.wait(60)
             return ExpertCorrector().correct(requests)
 
-    collector = RolloutCollector(NumberLineTask(), Numbered(), Stuck(), num_envs=1, correction_workers=3)
+    collector = make_collector(NumberLineTask(), Numbered(), Stuck(), num_envs=1, correction_workers=3)
     before = own_threads()
     try:
         for _ in range(3):
@@ -277,7 +277,7 @@ def test_an_error_in_the_rollout_gives_up_what_is_under_way(make: Any) -> None:
                 raise RuntimeError("broken on purpose")
 
         corrector = make(server, timeout=60.0, deadline=60.0)
-        collector = RolloutCollector(NumberLineTask(), Numbered(before), corrector, num_envs=2)
+        collector = make_collector(NumberLineTask(), Numbered(before), corrector, num_envs=2)
         with pytest.raises(RuntimeError, match="broken on purpose"):
             collector.collect(2)
         server.wait_for(lambda: server.hung_up == 2)
@@ -286,7 +286,7 @@ def test_an_error_in_the_rollout_gives_up_what_is_under_way(make: Any) -> None:
 def test_the_warning_names_the_concurrency_that_it_takes(caplog: pytest.LogCaptureFixture) -> None:
     """Eight requests at about the same time, of which those that were answered took 2 s each."""
 
-    class Slow:
+    class Slow(Corrector):
         def correct(self, requests: Any) -> list[Correction]:
             return [Correction("right", latency=2.0), *[failed("late") for _ in requests[1:]]]
 
@@ -299,7 +299,7 @@ def test_the_warning_names_the_concurrency_that_it_takes(caplog: pytest.LogCaptu
             return super().correct(requests)
 
     # Given up after a fifth of a second, where the last answer takes two: all eight at once, and 2 s of patience.
-    collector = RolloutCollector(NumberLineTask(), Numbered(), NeverBack(), num_envs=8)
+    collector = make_collector(NumberLineTask(), Numbered(), NeverBack(), num_envs=8)
     for _ in range(2):
         collector.collect(1, correction_timeout=0.2)
     assert [record.getMessage() for record in caplog.records] == [
@@ -312,7 +312,7 @@ def test_the_warning_names_a_concurrency_that_can_be_reached(caplog: pytest.LogC
     """All vector steps of a rollout are asked at once; where a bound forbids it no number would help."""
     at_once = threading.Semaphore(0)
 
-    class Waiting:
+    class Waiting(Corrector):
         def correct(self, requests: Any) -> list[Correction]:
             given_up = threading.Event()
             at_once.release()
@@ -324,12 +324,12 @@ def test_the_warning_names_a_concurrency_that_can_be_reached(caplog: pytest.LogC
         if step == 47:
             assert all(at_once.acquire(timeout=20) for _ in range(47))
 
-    collector = RolloutCollector(NumberLineTask(), Numbered(all_begun), Waiting(), num_envs=1)
+    collector = make_collector(NumberLineTask(), Numbered(all_begun), Waiting(), num_envs=1)
     assert outcomes(collector.collect(48, correction_timeout=0.1)) == [LATE] * 48
     (told,) = [record.getMessage() for record in caplog.records]
     assert re.search(r"raise its `concurrency` to \d+", told)
     caplog.clear()
-    bounded = RolloutCollector(NumberLineTask(), Numbered(), Waiting(), num_envs=1, correction_workers=2)
+    bounded = make_collector(NumberLineTask(), Numbered(), Waiting(), num_envs=1, correction_workers=2)
     bounded.collect(8, correction_timeout=0.1)
     (told,) = [record.getMessage() for record in caplog.records]
     assert told.endswith(

@@ -17,8 +17,9 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import AddRenderObservation
 from toy import ColourEnv
 
-from trl_gtr.rollouts.collector import make_env, unpack_infos
+from trl_gtr.rollouts.playing import PlayingRules
 from trl_gtr.rollouts.replay import LocalVectorEnv, Replayable
+from trl_gtr.rollouts.vector_envs import unpack_infos
 from trl_gtr.storage.plain_data import decode, encode, fingerprint
 from trl_gtr.tasks import make_task
 
@@ -54,15 +55,15 @@ def check(make: Callable[[], gym.Env], steps: int = 25) -> None:
     others.close()
 
 
-@pytest.mark.parametrize("penalize", [False, True])
+@pytest.mark.parametrize("invalid_action", ["random", "penalty"])
 @pytest.mark.parametrize("name", ["points24", "ezpoints", "blackjack", "number_line"])
-def test_the_games_go_on_from_plain_data(name: str, penalize: bool) -> None:
-    check(partial(make_env, make_task(name), penalize))
+def test_the_games_go_on_from_plain_data(name: str, invalid_action: str) -> None:
+    check(PlayingRules(make_task(name), invalid_action).make_env)
 
 
 def test_a_pool_of_hands_goes_on_from_plain_data() -> None:
     task = make_task("points24", hands=[["4", "6", "A", "A"], ["10", "K", "3", "8"], ["H2", "S3", "D4", "CA"]])
-    check(partial(make_env, task, False))
+    check(PlayingRules(task).make_env)
 
 
 @pytest.mark.parametrize("name", ["FrozenLake-v1", "Taxi-v4", "CliffWalking-v1", "Blackjack-v1"])

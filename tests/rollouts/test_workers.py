@@ -16,12 +16,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from counter_env import Counter, CounterTask, Housed, make
+from function_engine import make_collector
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from paths import TESTS
 
 from trl_gtr.distributed.means import Means
 from trl_gtr.evaluation.evaluate import evaluate_agent
-from trl_gtr.rollouts.collector import RolloutCollector, unpack_infos
+from trl_gtr.rollouts.vector_envs import unpack_infos
 from trl_gtr.rollouts.workers import WorkerLost, WorkerVectorEnv
 from trl_gtr.runs.rollout_metrics import count_rollout
 from trl_gtr.storage.plain_data import decode, encode
@@ -358,10 +359,10 @@ def played(rollout: Rollout) -> list[Any]:
 
 def test_a_collector_plays_the_same_in_processes() -> None:
     """Up to a checkpoint and on from it; the wrapper under which an unreadable response costs a step goes along."""
-    here = RolloutCollector(CounterTask("sync"), says(), num_envs=2, seed=1)  # type: ignore[arg-type]
+    here = make_collector(CounterTask("sync"), says(), num_envs=2, seed=1)
     task = CounterTask()
     there, later = (
-        RolloutCollector(task, says(), num_envs=2, seed=seed, invalid_action="penalty")  # type: ignore[arg-type]
+        make_collector(task, says(), num_envs=2, seed=seed, invalid_action="penalty")  # type: ignore[arg-type]
         for seed in (1, 2)
     )
     try:
@@ -377,7 +378,7 @@ def test_a_collector_plays_the_same_in_processes() -> None:
 
 def test_a_lost_episode_is_counted_and_no_failure() -> None:
     task = CounterTask()
-    collector = RolloutCollector(task, says(), num_envs=2)  # type: ignore[arg-type]
+    collector = make_collector(task, says(), num_envs=2)  # type: ignore[arg-type]
     try:
         collector.collect(1)
         os.kill(collector.envs.workers[0].pid, signal.SIGKILL)  # type: ignore[union-attr]
@@ -435,6 +436,6 @@ def test_what_an_environment_lacks_is_a_value_error() -> None:
             raise ImportError("pip install something")
 
     with pytest.raises(ValueError, match=r"^pip install something$"):
-        RolloutCollector(Lacking(), says(), num_envs=1)  # type: ignore[arg-type]
+        make_collector(Lacking(), says(), num_envs=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^pip install something$"):
         evaluate_agent(Careless("go", 0), Lacking(), 1)  # type: ignore[arg-type]

@@ -40,6 +40,14 @@ def test_each_sign_of_collapse_warns_once(caplog, sign, words):
     assert not control.should_training_stop
 
 
+def test_repetition_is_not_called_untrue_where_nobody_knows(caplog):
+    unknown = {name: value for name, value in HEALTHY.items() if name != "thoughts/identical_untrue"}
+    with caplog.at_level(logging.WARNING):
+        ring(ThoughtCollapseCallback(patience=1), [unknown])
+    assert "90% of thoughts are said in other states too" in caplog.records[0].message
+    assert "untrue" not in caplog.records[0].message
+
+
 def test_patience_starts_anew_after_a_good_log(caplog):
     bad = HEALTHY | {"thoughts/top_share": 0.8}
     with caplog.at_level(logging.WARNING):

@@ -3,12 +3,13 @@
 import math
 import time
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from toy import BareColourTask
 
+from trl_gtr.responses.format import ThoughtFormat
 from trl_gtr.runs.diagnostics import (
     distinct_n,
     identical_share,
@@ -189,18 +190,13 @@ def test_all_shares_are_shares(texts):
         assert 0 <= value <= 1
 
 
-class SumTask:
+class SumTask(BareColourTask):
     """A thought is right if it names the number shown; its sum part never is."""
 
     reading_parts = ("number seen",)
 
     def judge(self, response, info):
         return {"number seen": str(info["number"]) in response.text, "sum": False}
-
-
-class Mute:
-    def judge(self, response, info):
-        return {}
 
 
 def step(thought, number, image, prompt="p", fields=True):
@@ -260,7 +256,7 @@ class TestRollout:
     def test_repeated_and_untrue(self):
         """The same words in two states, wrong in one of them; others that are wrong but said once."""
 
-        class Task:
+        class Task(BareColourTask):
             def judge(self, response, info):
                 return {"number": str(info["number"]) in response.text}
 
@@ -272,28 +268,39 @@ class TestRollout:
 
     def test_state_is_image_and_prompt(self):
         def share(*steps):
-            return rollout_diagnostics(rollout_of(list(steps)), Mute())["thoughts/identical_across_states"]
+            return rollout_diagnostics(rollout_of(list(steps)), BareColourTask())["thoughts/identical_across_states"]
 
         assert share(step("a", 1, shade(0)), step("a", 2, shade(0))) == 0
         assert share(step("a", 1, shade(0)), step("a", 1, shade(1))) == 1
         assert share(step("a", 1, shade(0), prompt="p"), step("a", 1, shade(0), prompt="q")) == 1
 
+    def test_steps_that_nobody_can_judge_are_left_out(self):
+        class Task(SumTask):
+            def judge(self, response, info):
+                return {} if info["number"] is None else super().judge(response, info)
+
+        judged = [step("I see 7", 7, shade(0)), step("I see 7", 8, shade(1))]
+        metrics = rollout_diagnostics(rollout_of([*judged, step("I see 7", None, shade(2))]), Task())
+        alone = rollout_diagnostics(rollout_of(judged), Task())
+        of_truth = {name for name in metrics if "true" in name or "reading" in name}
+        assert {"thoughts/true", "thoughts/identical_untrue", "thoughts/reading"} <= of_truth
+        assert {name: metrics[name] for name in of_truth} == {name: alone[name] for name in of_truth}
+
     def test_without_truth(self):
-        metrics = rollout_diagnostics(rollout_of([step("a b", 1, shade(0))]), Mute())
+        metrics = rollout_diagnostics(rollout_of([step("a b", 1, shade(0))]), BareColourTask())
         assert {name for name in metrics if "true" in name or "reading" in name} == set()
         assert metrics["thoughts/length_words"] == 2
 
     def test_empty_rollout(self):
-        assert rollout_diagnostics(rollout_of([]), Mute()) == {}
+        assert rollout_diagnostics(rollout_of([]), BareColourTask()) == {}
 
     def test_format_without_thoughts(self):
         """Where no thought is asked for, none has collapsed."""
-        task = Mute()
+        task = BareColourTask()
         steps = [step("", i, shade(i)) for i in range(3)]
-        task.format = SimpleNamespace(fields=())
-        assert rollout_diagnostics(rollout_of(steps), task) == {}
-        task.format = SimpleNamespace(fields=("thoughts",))
         assert rollout_diagnostics(rollout_of(steps), task)["thoughts/identical_across_states"] == 1
+        task.format = ThoughtFormat(())
+        assert rollout_diagnostics(rollout_of(steps), task) == {}
 
     def test_thought_text(self):
         assert thought_text(step("free words", 1, shade(0)).response) == "free words"
@@ -314,7 +321,7 @@ class TestRollout:
         durations = []
         for _ in range(3):
             start = time.perf_counter()
-            metrics = rollout_diagnostics(rollout, Mute())
+            metrics = rollout_diagnostics(rollout, BareColourTask())
             durations.append(time.perf_counter() - start)
         assert metrics["thoughts/identical_across_states"] == 0
         assert min(durations) < 0.5

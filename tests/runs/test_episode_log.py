@@ -157,7 +157,7 @@ def test_the_number_of_steps_is_bounded(make_trainer, tmp_path):
     assert not (tmp_path / "none" / "episodes").exists()
 
 
-def test_half_characters_and_long_lines_can_be_written(tmp_path):
+def test_lone_surrogates_and_long_lines_can_be_written(tmp_path):
     row = dict.fromkeys(SCHEMA) | {
         "image": np.zeros((2, 3, 3), np.uint8),
         "response": "\ud800</script>",
@@ -289,7 +289,7 @@ def test_a_restarted_run_that_had_saved_nothing_begins_afresh(make_trainer, tmp_
 def test_an_adapter_of_an_earlier_run_is_not_mixed_with_a_model(make_trainer, tmp_path):
     """Both in one folder, the adapter would be loaded."""
     (tmp_path / "run").mkdir()
-    for name in ("adapter_config.json", "adapter_model.safetensors", "value_head.safetensors"):
+    for name in ("adapter_config.json", "adapter_model.safetensors", "manifest.json"):
         (tmp_path / "run" / name).write_text("{}")
     with pytest.raises(ValueError, match=r"holds an earlier run .*adapter_config\.json"):
         make_trainer(overwrite=False).train()

@@ -23,12 +23,13 @@ from vlms import TEXT, byte_level_tokenizer
 
 from trl_gtr import make_task, tiny_llava
 from trl_gtr.policy.loading import load_policy
-from trl_gtr.policy.scoring import ValueHead
 from trl_gtr.runs import output_folder
-from trl_gtr.runs.checkpoints import CONTENTS_FILE, save_value_head, saved_task
+from trl_gtr.runs.manifest import MANIFEST_FILE, Manifest, saved_task
 from trl_gtr.scripts import arguments as command_line, train as launch
+from trl_gtr.scripts.settings import CONFIGS as SHIPPED
 
 CONFIGS = EXAMPLES / "configs"
+TRAINING_CONFIGS = sorted([*SHIPPED.glob("*.yaml"), *CONFIGS.glob("[!s]*.yaml")])
 
 
 @pytest.fixture
@@ -76,28 +77,32 @@ def text_only(tmp_path: Path) -> Path:
         ("points24", ["--num_envs", "many"], "argument --num_envs/--num-envs: invalid int value: 'many'"),
         ("points24", ["--config", "nowhere.yaml"], "nowhere.yaml can't be read: No such file"),
         ("points24", ["--config"], "--config needs a value"),
-        ("points24", ["--gamma", "2"], "`gamma` must lie in [0, 1]"),
+        ("points24", ["--gamma", "2"], "`gamma` must be at least 0 and at most 1"),
         ("points24", ["--max_steps", "7"], "Set total_env_steps instead"),
         ("points24", ["stray"], "stray"),
-        ("points24", ["--task", "ezpoints"], "take examples/gym_cards.py"),
         ("points24", ["--task", "point24"], "did you mean 'points24'?"),
-        ("points24", ["--task_options", '{"a": 1}'], "--task_options means nothing to this script"),
-        ("gym_cards", ["--eval_hands", "pool"], "--eval_hands means nothing to this script"),
-        ("alfworld", ["--hands", "pool"], "--hands means nothing to this script"),
-        ("alfworld", ["--task", "points24"], "This script plays alfworld"),
-        ("points24", ["--hands", "many"], "for points24 pool, unseen or solvable; not 'many'"),
+        ("points24", ["--task_options", '{"a": 1}'], "has no option a. Its options: env_kwargs, hands, cut, thoughts"),
+        ("points24", ["--hand", "pool"], "no option `hand`, as the command line has it: did you mean `hands`?"),
+        ("points24", ["--eval_tasks", "[1]"], "eval_tasks must name options"),
+        ("gym_cards", ["--eval_hands", "pool"], "There is no option `eval_hands`"),
+        ("alfworld", ["--hands", "pool"], "There is no option `hands`"),
+        ("points24", ["--hands", "many"], "There are no hands 'many': choose all, pool, unseen, solvable"),
+        ("points24", ["--task", "nowhere:Task"], "There is no module 'nowhere': run from the folder that holds it"),
+        ("points24", ["--task", "trl_gtr.tasks:make_tas"], "did you mean trl_gtr.tasks:make_task?"),
+        ("points24", ["--task", "my_tasks/lamp.py:Lamp"], "not its file: my_tasks.lamp:Lamp"),
+        ("points24", ["--cut", "[1"], "[1 is not valid YAML"),
         ("gym_cards", ["--task", "ezpoint"], "There is no task 'ezpoint'; did you mean 'ezpoints'?"),
-        ("gym_cards", ["--task", "ezpoints", "--hands", "pool"], "not 'pool' for ezpoints"),
+        ("gym_cards", ["--task", "ezpoints", "--hands", "pool"], "only Points24 has named sets of hands"),
         ("gym_cards", ["--corrector", "wizard"], "invalid choice: 'wizard'"),
-        ("alfworld", ["--task_options", '{"history": 4'], "task_options is no JSON object"),
+        ("alfworld", ["--task_options", '{"history": 4'], "task_options is not a JSON object"),
         ("alfworld", ["--task_options", "[4]"], "task_options must name options"),
         ("alfworld", ["--task_options", '{"histori": 4}'], "Task 'alfworld' has no option histori"),
         ("alfworld", ["--task_options", '{"env_kwargs": {"task_types": ["cook"]}}'], "there is no cook; the six are"),
-        ("gym_cards", ["--model_init_kwargs", '{"dtype": '], "model_init_kwargs is no JSON object"),
-        ("gym_cards", ["--model_init_kwargs", "bfloat16"], "model_init_kwargs is no JSON object"),
+        ("gym_cards", ["--model_init_kwargs", '{"dtype": '], "model_init_kwargs is not a JSON object"),
+        ("gym_cards", ["--model_init_kwargs", "bfloat16"], "model_init_kwargs is not a JSON object"),
         ("gym_cards", ["--model_init_kwargs", '["bfloat16"]'], "model_init_kwargs must name options"),
         ("evaluate", ["--task", "alfworld", "--split", "unseen"], "split must be one of train, valid_seen"),
-        ("evaluate", ["--task", "points24", "--split", "train"], "Task 'points24' has no option evaluation_split"),
+        ("evaluate", ["--task", "points24", "--split", "train"], "There is no option `split`"),
         ("evaluate", ["--task", "blackjak"], "did you mean 'blackjack'?"),
         ("evaluate", ["--agent", "expert"], "did you mean `agents`?"),
         ("evaluate", ["--batch_size", "0"], "--batch_size must be at least 1"),
@@ -114,6 +119,9 @@ def text_only(tmp_path: Path) -> Path:
         ("convert_llava", ["--source", "x", "--output", "y", "--dtype", "foo"], "--dtype is one of bfloat16"),
         ("sft", ["--output_dir", "x"], "either --tasks points24=1000 or --llava_json FILE"),
         ("sft", ["--output_dir", "x", "--tasks", "points24"], "write task=rows"),
+        ("sft", ["--output_dir", "x", "--tasks", "nowhere:Task=3"], "There is no module 'nowhere'"),
+        ("audit_corrector", ["--task", "nowhere:Task"], "There is no module 'nowhere'"),
+        ("evaluate", ["--task", "nowhere:Task"], "There is no module 'nowhere'"),
         ("sft", ["--output_dir", "x", "--tasks", "pionts24=3"], "did you mean 'points24'?"),
         ("convert_llava", ["--source", "nowhere", "--output", "x"], "no config.json in nowhere"),
         ("audit_corrector", ["--corrector", "none"], "nothing to audit"),
@@ -134,7 +142,7 @@ def test_a_wrong_word_is_one_line(
     [
         ("num_env: 8", "There is no option `num_env`, as {file} has it: did you mean `num_envs`?"),
         ("- num_envs", "{file} must hold options as `name: value`"),
-        ("num_envs: [8", "{file} is no YAML"),
+        ("num_envs: [8", "{file} is not valid YAML"),
         ("num_envs: eight", "invalid int value: 'eight'"),
     ],
 )
@@ -148,8 +156,12 @@ def test_a_wrong_configuration_file_is_one_line(
 
 @pytest.mark.parametrize("name", ["alfworld_tiny", "alfworld_llava"])
 def test_options_of_alfworld_come_from_the_file(name: str) -> None:
-    script, args, model_args, _ = launch.parse(CONFIGS / f"{name}.yaml", ["--use_cpu", "--bf16", "false"])
-    task = make_task("alfworld", **launch.json_options(script.task_options))
+    file = next(path for path in TRAINING_CONFIGS if path.stem == name)
+    script, args, model_args, _ = launch.parse(file, ["--use_cpu", "--bf16", "false"])
+    task, evaluations = launch.make_tasks(script) if name == "alfworld_tiny" else (script.make_task(), {})
+    if evaluations:
+        splits = {split: each.evaluation_split for split, each in evaluations.items()}
+        assert splits == {"train": "train", "valid_unseen": "valid_unseen"}
     tiny = name == "alfworld_tiny"
     expected = {"task_types": ["pick_and_place_simple"], "expert": "explorer"}
     assert task.env_kwargs == (expected if tiny else {"backend": "thor", "reward_style": "rl4vlm"})
@@ -161,7 +173,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(tmp_
     file = tmp_path / "run.yaml"
     file.write_text("task: blackjack\nnum_envs: 4\nlearning_rate: 2e-4\noutput_dir: here\n")
     argv = ["--config", str(file), "--num-envs", "8", "--overwrite"]
-    script, args, model_args, _ = launch.parse(CONFIGS / "points24_tiny.yaml", argv)
+    script, args, model_args, _ = launch.parse(SHIPPED / "points24_tiny.yaml", argv)
     assert (script.task, args.overwrite, args.num_envs, args.learning_rate) == ("blackjack", True, 8, 2e-4)
     assert model_args.model_name_or_path is None  # of the default file nothing is left
 
@@ -175,7 +187,7 @@ def test_tensorboard_is_written_where_it_is_installed(monkeypatch: pytest.Monkey
     assert launch.parse(file, [*cpu, "--report_to", "none"])[1].report_to == []
 
 
-@pytest.mark.parametrize("config", sorted(CONFIGS.glob("*_*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("config", [*TRAINING_CONFIGS, *CONFIGS.glob("sft*.yaml")], ids=lambda path: path.stem)
 def test_every_configuration_is_understood(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = ["--use_cpu", "--bf16", "false"]
     if config.stem.startswith("sft"):
@@ -205,7 +217,7 @@ def mini_batch(args: Any, processes: int) -> int:
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4, 8])
-@pytest.mark.parametrize("config", sorted(CONFIGS.glob("[!s]*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("config", TRAINING_CONFIGS, ids=lambda path: path.stem)
 def test_every_configuration_runs_on_several_processes(
     config: Path, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,14 +273,14 @@ def test_help_begins_with_what_the_script_does(
 
 
 def gtr_args(output_dir: Path, *argv: str) -> Any:
-    return launch.parse(CONFIGS / "gym_cards_tiny.yaml", ["--output_dir", str(output_dir), *argv])[1]
+    return launch.parse(SHIPPED / "gym_cards_tiny.yaml", ["--output_dir", str(output_dir), *argv])[1]
 
 
 def test_two_runs_are_not_mixed_in_one_folder(fails: Any, no_training: None, tmp_path: Path) -> None:
     old, foreign = tmp_path / "checkpoint-3", tmp_path / "checkpoint-mine"
     for folder in (old, foreign):
         folder.mkdir()
-    (old / CONTENTS_FILE).touch()
+    (old / MANIFEST_FILE).touch()
     line = fails("gym_cards", "--output_dir", tmp_path)
     assert "holds an earlier run" in line
     assert "--overwrite" in line
@@ -278,7 +290,7 @@ def test_two_runs_are_not_mixed_in_one_folder(fails: Any, no_training: None, tmp
     output_folder.remove_earlier_run(tmp_path)
     assert list(tmp_path.iterdir()) == [foreign]  # only what a run writes is removed
     old.mkdir()
-    with pytest.raises(ValueError, match="checkpoint-3 is no checkpoint of this trainer, so it isn't overwritten"):
+    with pytest.raises(ValueError, match="checkpoint-3 is not a checkpoint of this trainer, so it isn't overwritten"):
         launch.check_output_dir(gtr_args(tmp_path, "--overwrite"), make_task("ezpoints"))
 
 
@@ -306,9 +318,8 @@ def agent(tmp_path: Path) -> Path:
     """What a finished run on EZPoints leaves behind, as far as it is looked at before a model is loaded."""
     folder = tmp_path / "ezpoints_run" / "checkpoint-1"
     folder.mkdir(parents=True)
-    save_value_head(folder, ValueHead(8, [4]).state_dict(), "ezpoints")
+    Manifest("ezpoints", {}, {}, {}, files={}).write(folder)
     (folder / "config.json").write_text((tiny_llava.path() / "config.json").read_text())
-    (folder / CONTENTS_FILE).write_text("{}")
     return folder
 
 
@@ -324,7 +335,7 @@ def test_nothing_to_resume(fails: Any, no_training: None, tmp_path: Path) -> Non
     line = fails("points24", "--output_dir", tmp_path, "--resume_from_checkpoint", "true")
     assert "holds no checkpoint-* folder" in line
     line = fails("points24", "--output_dir", tmp_path / "new", "--resume_from_checkpoint", tiny_llava.path())
-    assert "is no checkpoint of this trainer" in line
+    assert "is not a checkpoint of this trainer" in line
 
 
 def test_an_agent_of_another_task_is_not_evaluated_by_accident(fails: Any, no_training: None, agent: Path) -> None:

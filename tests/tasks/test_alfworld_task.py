@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from alfworld_cases import COMMANDS, INFO, REAL_GAMES, RIGHT, needs_alfworld, needs_real_games, without_data
+from function_engine import make_collector
 from hypothesis import given, strategies as st
 
+from trl_gtr.engines.transformers import TransformersEngine
 from trl_gtr.environments.alfworld import TASK_TYPES, project
 from trl_gtr.environments.alfworld.commands import as_move, as_put
 from trl_gtr.environments.alfworld.generator import bundled_games
@@ -20,7 +22,7 @@ from trl_gtr.evaluation.agents import ExpertAgent, PolicyAgent, RandomAgent
 from trl_gtr.evaluation.evaluate import evaluate_agent
 from trl_gtr.policy.loading import load_policy
 from trl_gtr.policy.scoring import VLMPolicy
-from trl_gtr.rollouts.collector import RolloutCollector, unpack_infos
+from trl_gtr.rollouts.vector_envs import unpack_infos
 from trl_gtr.rollouts.workers import WorkerVectorEnv
 from trl_gtr.tasks import Task, make_task
 from trl_gtr.tasks.alfworld.prompt import fold, list_commands, unfold
@@ -485,7 +487,7 @@ class TestPlayed:
         lamp = {"games": ["bundled:look_at_obj_in_light/1"], "max_episode_steps": 4}
         for options, price in (({}, -1.0), ({"illegal_reward": -0.25}, -0.25), ({"illegal_reward": 0}, 0.0)):
             task = make_task("alfworld", env_kwargs=lamp, **options)
-            collector = RolloutCollector(task, says_nothing, num_envs=1)
+            collector = make_collector(task, says_nothing, num_envs=1)
             try:
                 steps = collector.collect(4).transitions
             finally:
@@ -544,7 +546,7 @@ class TestPlayed:
         task = make_task("alfworld", evaluation_split="train", **options)
         model, processor = load_policy("tiny-alfworld")
         policy = VLMPolicy(model, processor, max_completion_length=56)
-        agent = PolicyAgent(lambda prompts, images: policy.generate(model, prompts, images, greedy=True))
+        agent = PolicyAgent(TransformersEngine(policy, model))
         report = evaluate_agent(agent, task, 24, seed=7, num_envs=8)
         low, high = report.success.interval
         assert low < 0.66

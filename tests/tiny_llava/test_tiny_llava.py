@@ -6,7 +6,6 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator
-from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,15 @@ from toy import quiet_config
 from transformers import AutoModelForImageTextToText, AutoProcessor, LlavaForConditionalGeneration
 
 from trl_gtr import GTRTrainer, make_task, tiny_llava
+from trl_gtr.engines.transformers import TransformersEngine
 from trl_gtr.environments.alfworld.generator import SPLITS, bundled_games, split_of
 from trl_gtr.evaluation.agents import PolicyAgent
 from trl_gtr.evaluation.evaluate import evaluate_agent
-from trl_gtr.policy.action_logprobs import SpanFinder
 from trl_gtr.policy.loading import load_policy
 from trl_gtr.policy.scoring import VLMPolicy
-from trl_gtr.scripts.train import task_with_hands
+from trl_gtr.policy.spans import SpanFinder
 from trl_gtr.tasks.alfworld.prompt import write_thought
-from trl_gtr.tiny_llava import pool
+from trl_gtr.tiny_llava import practice_games
 from trl_gtr.tiny_llava.model import build_tokenizer
 from trl_gtr.tiny_llava.vocabulary import GAMES
 
@@ -103,7 +102,7 @@ def test_alfworld_is_told_in_whole_words(states: list[Any]) -> None:
 
 
 def test_alfworld_practice_is_in_no_split_and_no_unseen_room() -> None:
-    seeds = {int(name.rpartition("/")[2]) for name in pool.alfworld_practice()}
+    seeds = {int(name.rpartition("/")[2]) for name in practice_games.alfworld_practice()}
     bundled = {seed for split in SPLITS for _, seed in bundled_games(split)}
     assert not seeds & bundled
     assert all(split_of(seed) != "valid_unseen" for seed in seeds)
@@ -205,8 +204,8 @@ def test_shipped_weights_do_what_is_stated(shipped: tuple[Any, Any], stated: dic
     """On other deals than those that were counted: the 95 % intervals of both must meet."""
     model, processor = shipped
     policy = VLMPolicy(model, processor, max_completion_length=96)
-    agent = PolicyAgent(lambda prompts, images: policy.generate(model, prompts, images, greedy=True))
-    task = task_with_hands(stated["task"], stated["hands"])
+    agent = PolicyAgent(TransformersEngine(policy, model))
+    task = make_task(stated["task"], **({} if stated["hands"] == "all" else {"hands": stated["hands"]}))
     episodes = 96 if stated["task"] in ("points24", "ezpoints") and stated["hands"] != "unseen" else 24
     measured = evaluate_agent(agent, task, episodes, seed=77, num_envs=32).metrics()
     assert measured["success_high"] > stated["success_low"]
@@ -217,10 +216,10 @@ def test_shipped_weights_do_what_is_stated(shipped: tuple[Any, Any], stated: dic
 def test_shipped_model_reads_unseen_hands(shipped: tuple[Any, Any]) -> None:
     model, processor = shipped
     policy = VLMPolicy(model, processor, max_completion_length=96)
-    task = make_task("points24", hands=pool.unseen_hands())
+    task = make_task("points24", hands="unseen")
     dealt = [task.make_env().reset(seed=seed) for seed in range(64)]
     prompts = [task.prompt(image, info) for image, info in dealt]
-    answers = policy.generate(model, prompts, [image for image, _ in dealt], greedy=True)
+    answers = TransformersEngine(policy, model).generate(prompts, [image for image, _ in dealt], greedy=True)
     read = [
         task.judge(task.format.parse(answer.text), info)["cards"]
         for answer, (_, info) in zip(answers, dealt, strict=True)
@@ -235,43 +234,3 @@ def test_a_trainer_takes_the_name(tmp_path: Path) -> None:
     trainer = GTRTrainer("tiny", args, task=make_task("ezpoints"))
     trainer.train()
     assert trainer.state.global_step == 1
-
-
-# --- hands --------------------------------------------------------------------------------------------------------
-
-
-def numbers(hand: list[str]) -> tuple[int, ...]:
-    return tuple(sorted({"A": 1, "J": 10, "Q": 10, "K": 10}.get(rank) or int(rank) for rank in hand))
-
-
-def makes_24(hand: tuple[float, ...]) -> bool:
-    """Brute force in floating point, apart from the package's own solver."""
-    if len(hand) == 1:
-        return abs(hand[0] - 24) < 1e-6
-    for i, a in enumerate(hand):
-        for j, b in enumerate(hand):
-            if i == j:
-                continue
-            rest = tuple(x for k, x in enumerate(hand) if k not in (i, j))
-            results = [a + b, a - b, a * b] + ([a / b] if b else [])
-            if any(makes_24((*rest, result)) for result in results):
-                return True
-    return False
-
-
-def test_pool_unseen_and_reading_hands_part_the_solvable_ones() -> None:
-    parts = [
-        {numbers(hand) for hand in hands} for hands in (pool.POINTS24_POOL, pool.unseen_hands(), pool.reading_hands())
-    ]
-    assert [len(part) for part in parts] == [64, 120, 382]
-    assert len(set.union(*parts)) == 566
-    assert all(makes_24(hand) for hand in parts[0] | parts[1])
-    unsolvable = [hand for hand in combinations_with_replacement(range(1, 4), 4) if not makes_24(hand)]
-    assert not set(unsolvable) & set.union(*parts)
-
-
-def test_the_pool_is_always_the_same_and_playable() -> None:
-    assert pool.points24_pool() == pool.POINTS24_POOL
-    task = make_task("points24", hands=pool.POINTS24_POOL)
-    _, info = task.make_env().reset(seed=0)
-    assert numbers(["10" if card[1] == "T" else card[1] for card in info["Cards"]]) in map(numbers, pool.POINTS24_POOL)

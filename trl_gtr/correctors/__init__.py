@@ -2,7 +2,7 @@
 
 from .arguments import CorrectorArguments, make_corrector
 from .audit import AuditedCorrector, AuditReport, audit
-from .base import BudgetExhausted, Corrector, failed, failure_kind
+from .base import BudgetExhausted, Corrector, failed
 from .cache import CachedCorrector, CacheMiss, RecordedCorrector
 from .expert import ExpertCorrector, UnreliableCorrector
 from .local import LocalCorrector
@@ -23,6 +23,5 @@ __all__ = [
     "UnreliableCorrector",
     "audit",
     "failed",
-    "failure_kind",
     "make_corrector",
 ]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..responses.action_text import plain_signs
-from ..storage.files import HALF_CHARACTER
+from ..storage.files import LONE_SURROGATE
 from ..tasks.base import contradicts
 from ..types import Correction, CorrectionRequest, Response
 from .questions import CORRECTION, EVALUATION, NO, RIGHT_ACTION, YES
@@ -46,7 +46,7 @@ def read_object(text: str) -> dict[str, Any]:
         raise AnswerProblem("it is nested too deeply") from None
     if "{" in text[end:]:
         raise AnswerProblem("there is more than one JSON object in it; write the final one only")
-    if HALF_CHARACTER.search(again):
+    if LONE_SURROGATE.search(again):
         raise AnswerProblem("there are half characters (lone surrogates) in it")
     return value
 
@@ -176,18 +176,17 @@ def _check_against_itself(response: Response, action: str | None, request: Corre
     if contradicts(task, response.fields, action, request.info):
         concluded = task.format.conclusion(response.fields)
         raise AnswerProblem(f"the thought concludes {concluded!r}, but the action is {action!r}")
-    believed_info = getattr(task, "believed_info", None)
-    if believed_info is None:
-        return None
     try:
-        believed = believed_info(response.fields, request.public_state)
+        believed = task.believed_info(response.fields, request.public_state)
     except ValueError as error:
         raise AnswerProblem(f"the thought's own reading can't be: {error}") from None
+    if believed is None:
+        return None
     parts = judge_parts(response, action, believed, request)
     wrong = [part for part, true in parts.items() if not true]
     if wrong:
         raise AnswerProblem(f"by its own reading of the picture the thought is wrong in: {', '.join(wrong)}")
-    return task.target(response, believed) if hasattr(task, "target") else None
+    return task.target(response, believed)
 
 
 def _bare(formula: str) -> str:

@@ -7,27 +7,28 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from ..tasks.base import contradicts
+from ..tasks.base import Task, contradicts, is_true_thought
 from ..types import Correction, CorrectionRequest, Response, Share
 from .answers import judge_parts
 from .base import Corrector, CorrectorWrapper, request_digest
 
 
-def is_true(correction: Correction, request: CorrectionRequest) -> bool:
-    """Does the hidden truth agree with an answer? A failed correction says nothing and is not true."""
+def is_true(correction: Correction, request: CorrectionRequest) -> bool | None:
+    """Does the hidden truth agree with an answer? `None` where the task's judge doesn't know. A failed correction says
+    nothing and is not true."""
     task, info = request.task, request.info
     if correction.verdict == "right":
         response = replace(request.response, action=correction.action or request.response.action)
-        return all(task.judge(request.response, info).values()) and _acts_right(response, request)
+        true = is_true_thought(task.judge(request.response, info))
+        return true and _acts_right(response, request)
     if correction.verdict == "unsolvable":
         return not task.solvable(info)
     if correction.verdict == "corrected" and correction.thought is not None:
         legal = task.legal_actions(info)
         action = correction.action
         corrected = task.format.parse(task.format.render(correction.thought, legal[0] if action is None else action))
-        true = all(judge_parts(corrected, action, info, request).values())
+        true = is_true_thought(judge_parts(corrected, action, info, request))
         return true and (action is None or _acts_right(corrected, request))
     return False
 
@@ -55,13 +56,17 @@ class Grade:
     failed: bool
 
 
-def grade(correction: Correction, request: CorrectionRequest) -> Grade:
-    response = request.response
-    right = all(request.task.judge(response, request.info).values()) and _acts_right(response, request)
+def grade(correction: Correction, request: CorrectionRequest) -> Grade | None:
+    """`None` where the task's judge doesn't know whether the agent's thought or the corrector's is true."""
+    response, answer_is_true = request.response, is_true(correction, request)
+    thought_is_true = is_true_thought(request.task.judge(response, request.info))
+    if thought_is_true is None or answer_is_true is None:
+        return None
+    right = thought_is_true and _acts_right(response, request)
     changed = correction.verdict in ("corrected", "unsolvable")
     if correction.verdict == "right" and correction.action is not None:
         changed = correction.action != response.action  # the expert on Blackjack: right reading, another action
-    return Grade(not right, changed, is_true(correction, request), correction.verdict == "failed")
+    return Grade(not right, changed, answer_is_true, correction.verdict == "failed")
 
 
 @dataclass(frozen=True)
@@ -111,9 +116,10 @@ def _share(part: int, whole: int) -> Share | None:
 
 
 def audit(corrector: Corrector, requests: Sequence[CorrectionRequest]) -> AuditReport:
-    """Ask about all of these and grade the answers."""
+    """Ask about all of these and grade the answers, where the task's judge knows what is true."""
     answers = corrector.correct(requests)
-    return report(grade(*pair) for pair in zip(answers, requests, strict=True))
+    grades = (grade(*pair) for pair in zip(answers, requests, strict=True))
+    return report(each for each in grades if each is not None)
 
 
 class AuditedCorrector(CorrectorWrapper):
@@ -134,10 +140,12 @@ class AuditedCorrector(CorrectorWrapper):
         self._grades: deque[Grade] = deque(maxlen=window)
         self._lock = threading.Lock()
 
-    def check(self, task: Any) -> None:
-        for name in ("judge", "solvable", "expert"):
-            if not callable(getattr(task, name, None)):
-                raise ValueError(f"task {task.name!r} has no {name}(), so its corrector can't be audited")
+    def check(self, task: Task) -> None:
+        if not task.defines("judge"):
+            raise ValueError(
+                f"task {task.name!r} has no judge(), so its corrector can't be audited; give it one, or leave the "
+                "audit out (on the command line: --corrector_audit_share 0)"
+            )
         super().check(task)
 
     def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
@@ -145,8 +153,9 @@ class AuditedCorrector(CorrectorWrapper):
         for request, answer in zip(requests, answers, strict=True):
             if self._chosen(request):
                 result = grade(answer, request)
-                with self._lock:
-                    self._grades.append(result)
+                if result is not None:
+                    with self._lock:
+                        self._grades.append(result)
         return answers
 
     def _chosen(self, request: CorrectionRequest) -> bool:

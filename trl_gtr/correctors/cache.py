@@ -19,23 +19,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from ..responses.safe_text import one_line, printable, storable
-from ..storage.files import HALF_CHARACTER
-from ..types import Cancellation, Correction, CorrectionRequest, Usage
+from ..storage.files import LONE_SURROGATE
+from ..types import Cancellation, Correction, CorrectionRequest, FailureKind, Usage
 from . import recorded_answers
-from .base import (
-    FALLBACK,
-    BudgetExhausted,
-    Corrector,
-    CorrectorWrapper,
-    failed,
-    failure_kind,
-    identity_of,
-    request_digest,
-)
+from .base import BudgetExhausted, Corrector, CorrectorWrapper, failed, request_digest
 
 logger = logging.getLogger(__name__)
 
-OF_THE_RUN = ("budget", "cancelled", "late", "unavailable", "connection", "server")
+OF_THE_RUN: tuple[FailureKind, ...] = ("budget", "cancelled", "late", "unavailable", "connection", "server")
 """Kinds of failures that say nothing of the step."""
 MAX_ENTRY = 1 << 20
 """Bytes of a recorded answer; one is a few hundred."""
@@ -113,7 +104,7 @@ class CachedCorrector(CorrectorWrapper):
 
     def __init__(self, corrector: Corrector, directory: str | os.PathLike[str], *, retry_failed: bool = False):
         super().__init__(corrector)
-        self.store = AnswerStore(directory, identity_of(corrector))
+        self.store = AnswerStore(directory, self.identity)
         self.retry_failed = retry_failed
         # Only what is called off together is shared: a request must not fail with another rollout's.
         self._pending: dict[tuple[str, Cancellation], Future[Correction]] = {}
@@ -168,7 +159,7 @@ class CachedCorrector(CorrectorWrapper):
             asked = self.corrector.correct(list(requests.values()))
             answers = dict(zip(requests, asked, strict=True))
             for digest, answer in answers.items():
-                if failure_kind(answer) not in OF_THE_RUN and not answer.source.startswith(FALLBACK):
+                if answer.failure not in OF_THE_RUN and not answer.fallback:
                     answers[digest] = self._keep(digest, answer, requests[digest])
             return answers
         finally:
@@ -195,7 +186,7 @@ class CachedCorrector(CorrectorWrapper):
         return super().metrics() | counts
 
 
-class RecordedCorrector:
+class RecordedCorrector(Corrector):
     """Replays a cache. What isn't in it raises `CacheMiss`: a replay that quietly trained on less would be no replay.
 
     Args:
@@ -232,7 +223,7 @@ class RecordedCorrector:
 
 def _spelt(text: str) -> str:
     """JSON with half characters, which no file can hold, as escapes: they come back as they were."""
-    return HALF_CHARACTER.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
+    return LONE_SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 def _put_if_absent(temporary: str, path: Path) -> None:

@@ -8,24 +8,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..tasks.base import contradicts
+from ..tasks.base import Task, contradicts, is_true_thought
 from ..types import Correction, CorrectionRequest
-from .base import Corrector, CorrectorWrapper, failed, identity_of, request_digest
+from .base import Corrector, CorrectorWrapper, failed, request_digest
 
 
-class ExpertCorrector:
+class ExpertCorrector(Corrector):
     """Asks `task.judge` whether the thought is true and `task.expert` for a better one.
 
     A true thought that concludes another action than the expert's is wrong too. The agent's response goes to the
-    expert as a hint: what is true in it stays, only what is wrong is replaced.
+    expert as a hint: what is true in it stays, only what is wrong is replaced. Where the judge says nothing, only the
+    expert's own thought is right.
     """
 
     identity = "expert"
 
-    def check(self, task: Any) -> None:
-        if not callable(getattr(task, "expert", None)):
+    def check(self, task: Task) -> None:
+        if not task.defines("expert"):
             raise ValueError(
-                f"task {getattr(task, 'name', task)!r} has no expert(info, hint); "
+                f"task {task.name!r} has no expert(info, hint); "
                 "give it one, or choose another corrector, e.g. corrector=OpenAICorrector(...)"
             )
 
@@ -39,14 +40,16 @@ class ExpertCorrector:
 
     def _judge(self, request: CorrectionRequest) -> Correction:
         task, response = request.task, request.response
-        right = response.valid and all(task.judge(response, request.info).values())
         expert = task.expert(request.info, hint=response)
+        right = is_true_thought(task.judge(response, request.info)) if response.valid else False
+        if right is None:
+            right = expert is not None and dict(response.fields) == dict(expert.fields)
         if expert is None:
             if right:
                 return Correction("right", action=response.action)
             return Correction("unsolvable", reason="nothing can be won from this state")
         right = right and not contradicts(task, response.fields, expert.action, request.info)
-        target = task.target(expert, request.info) if hasattr(task, "target") else None
+        target = task.target(expert, request.info)
         # The expert's action also beside a right thought: where a judge looks at the reading only, as in Blackjack,
         # and the thought concludes nothing, the agent's own may not be the one that the state calls for.
         if right:
@@ -68,10 +71,7 @@ class UnreliableCorrector(CorrectorWrapper):
                 raise ValueError(f"{name} is a share between 0 and 1, not {share}")
         super().__init__(corrector)
         self.wrong, self.silent, self.seed = wrong, silent, seed
-
-    @property
-    def identity(self) -> str:
-        return f"unreliable(wrong={self.wrong}, silent={self.silent}, seed={self.seed}, {identity_of(self.corrector)})"
+        self.identity = f"unreliable(wrong={wrong}, silent={silent}, seed={seed}, {corrector.identity})"
 
     def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
         answers = self.corrector.correct(requests)

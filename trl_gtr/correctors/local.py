@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..types import Correction, CorrectionRequest, Generation, Usage
-from .base import failed, failure_kind
+from .base import Corrector, failed
 from .openai.chat import Reply
 from .openai.conversation import Conversation
 from .questions import VERSION
@@ -24,7 +24,7 @@ from .questions import VERSION
 logger = logging.getLogger(__name__)
 
 
-class LocalCorrector:
+class LocalCorrector(Corrector):
     """Any Hugging Face vision-language model, asked in batches with the same questions and checks as over HTTP.
 
     One batch runs at a time, beside the policy; a GPU of its own is best. Above temperature 0 answers are drawn with
@@ -55,6 +55,7 @@ class LocalCorrector:
         # torch and transformers are imported here: the other correctors need neither.
         import torch
 
+        from ..engines.transformers import TransformersEngine
         from ..policy.loading import load_policy
         from ..policy.scoring import VLMPolicy
 
@@ -68,12 +69,13 @@ class LocalCorrector:
             name = getattr(model.config, "_name_or_path", "") or type(model).__name__
         self.model, self.batch_size, self.max_tool_rounds = model.eval(), batch_size, max_tool_rounds
         self.temperature = temperature
-        self._policy = VLMPolicy(
+        policy = VLMPolicy(
             model,
             processor,
             max_completion_length=max_completion_length,
             feature_cache_bytes=0,  # every question is new
         )
+        self._engine = TransformersEngine(policy, self.model)
         self.identity = (
             f"{name} here, temperature {temperature}, {max_completion_length} tokens, {max_tool_rounds} tool rounds, "
             f"questions v{VERSION}"
@@ -85,10 +87,6 @@ class LocalCorrector:
 
     def __repr__(self) -> str:
         return f"LocalCorrector({self.identity})"
-
-    def check(self, task: Any) -> None:
-        if getattr(task, "rubric", None) is None:
-            raise ValueError(f"task {getattr(task, 'name', task)!r} has no rubric, so nobody knows what to ask")
 
     def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
         corrections: list[Correction] = []
@@ -139,12 +137,12 @@ class LocalCorrector:
 
     def _generate(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> list[Generation]:
         if self.temperature == 0:
-            return self._policy.generate(self.model, prompts, images, greedy=True)
+            return self._engine.generate(prompts, images, greedy=True)
         seed = hashlib.sha256("\0".join(prompts).encode("utf-8", "replace"))
         for image in images:
             seed.update(np.ascontiguousarray(image).tobytes())
         with _own_dice(self.model, int.from_bytes(seed.digest()[:8], "big"), self.temperature):
-            return self._policy.generate(self.model, prompts, images, greedy=True)
+            return self._engine.generate(prompts, images, greedy=True)
 
     def _report(self, error: Exception) -> None:
         if not self._reported:
@@ -155,7 +153,7 @@ class LocalCorrector:
     def _count(self, answers: Sequence[Correction], usages: Sequence[Usage]) -> None:
         self._counts["calls"] += sum(usage.calls for usage in usages)
         self._counts["tokens"] += sum(usage.completion_tokens for usage in usages)
-        self._counts.update(f"failed_{kind}" for kind in map(failure_kind, answers) if kind is not None)
+        self._counts.update(f"failed_{answer.failure}" for answer in answers if answer.failure is not None)
 
     def metrics(self) -> dict[str, float]:
         """Totals of this process since the run began, resumed parts included."""

@@ -13,6 +13,8 @@ from .answers import check_thought
 
 def read(values: Any, request: CorrectionRequest) -> Correction:
     """The correction that these JSON values are; a `ValueError` that says why they are none for this request."""
+    if isinstance(values, Mapping):  # those of version 0.1 lack two keys; a failure of theirs counts as "other"
+        values = {"failure": None, "fallback": False, **values}
     _check_keys(values, Correction, "it")
     _check_keys(values["usage"], Usage, "its usage")
     for name, value in {**values["usage"], "latency": values["latency"]}.items():
@@ -24,6 +26,8 @@ def read(values: Any, request: CorrectionRequest) -> Correction:
             raise ValueError(f"{name} is no text")
     if not isinstance(values["source"], str):
         raise ValueError("source is no text")
+    if not isinstance(values["fallback"], bool):
+        raise ValueError("fallback is neither true nor false")
     _check_label(values, request)
     return Correction(**{**values, "usage": Usage(**values["usage"])})
 

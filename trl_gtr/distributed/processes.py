@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -28,33 +29,33 @@ class Processes:
 
     Args:
         accelerator: Of the trainer.
-        timeout: Seconds after which a process that doesn't come to a meeting ends the run (`ddp_timeout`).
+        timeout: Seconds after which a process that is missing at a barrier ends the run (`ddp_timeout`).
     """
 
     def __init__(self, accelerator: Accelerator, timeout: float) -> None:
-        self.rank, self.count = accelerator.process_index, accelerator.num_processes
+        self.rank, self.world_size = accelerator.process_index, accelerator.num_processes
         self.timeout = timeout
         self.deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED
         self.zero3 = self.deepspeed and accelerator.state.deepspeed_plugin.zero_stage == 3
         self._group = None
-        if self.count > 1:
+        if self.world_size > 1:
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
 
     def gather(self, value: Any) -> list[Any]:
         """Everybody's `value`, in the order of the ranks."""
         values = [value]
-        if self.count > 1:
-            values = [None] * self.count
+        if self.world_size > 1:
+            values = [None] * self.world_size
             dist.all_gather_object(values, value, group=self._group)
         return values
 
     def sum(self, number: float) -> float:
         return sum(self.gather(number))
 
-    def meet(self, occasion: str) -> float:
-        """Wait for everybody; seconds that it took. Names those who don't come within the time-out."""
+    def barrier(self, occasion: str) -> float:
+        """Wait for everybody; seconds that it took. Names those who are missing after the time-out."""
         start = time.perf_counter()
-        if self.count > 1:
+        if self.world_size > 1:
             try:
                 dist.monitored_barrier(self._group, timedelta(seconds=self.timeout), wait_all_ranks=True)
             except RuntimeError as error:
@@ -64,9 +65,39 @@ class Processes:
                 ) from error
         return time.perf_counter() - start
 
+    @contextmanager
+    def raise_on_all_ranks(self, what: str, advice: str) -> Iterator[None]:
+        """An error in here on any process is an `OSError` on all of them, so that none waits for the one that failed.
+
+        Args:
+            what: What has not worked, for the message.
+            advice: What to do, behind it.
+        """
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as failure:  # a full disk has many names: OSError, SafetensorError, RuntimeError
+            error = failure
+        faults = self.gather(repr(error) if error else None)
+        if any(faults):
+            listed = "; ".join(f"process {rank}: {fault}" for rank, fault in enumerate(faults) if fault)
+            raise OSError(f"{what} ({listed}). {advice}") from error
+
+    def check_on_first(self, check: Callable[[], None]) -> None:
+        """Run a check on the first process only; the `ValueError` that it may raise is raised on all."""
+        fault: str | None = None
+        if self.rank == 0:
+            try:
+                check()
+            except ValueError as error:
+                fault = str(error)
+        fault = self.gather(fault)[0]
+        if fault is not None:
+            raise ValueError(fault)
+
     def share_weights(self, module: nn.Module) -> None:
         """Give every process the weights of the first, so that they start alike whatever made them."""
-        if self.count == 1 or self.deepspeed:
+        if self.world_size == 1 or self.deepspeed:
             return
         for bucket in _buckets(tensor.detach() for tensor in (*module.parameters(), *module.buffers())):
             flat = torch.cat([tensor.flatten() for tensor in bucket])
@@ -79,12 +110,12 @@ class Processes:
         In one go at the end of a mini-batch, not by DDP's hooks during the backward pass: those expect each backward
         pass to follow one forward pass and to reach every parameter, and neither is so here.
         """
-        if self.count == 1 or self.deepspeed:
+        if self.world_size == 1 or self.deepspeed:
             return
         for bucket in _buckets(p.grad for p in parameters if p.grad is not None):
             flat = torch.cat([gradient.flatten() for gradient in bucket])
             dist.all_reduce(flat)
-            flat /= self.count
+            flat /= self.world_size
             _scatter(flat, bucket)
 
 

@@ -15,28 +15,27 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from transformers import PreTrainedModel, Trainer
+from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_callback import ExportableState
-from trl.models.utils import unwrap_model_for_generation
 
-from ..policy import adapters
-from ..policy.scoring import PolicyWithValue, ValueHead
+from ..policy import adapters, weights
+from ..policy.network import PolicyWithValue, ValueHead
 from .ppo_base import OnlineTrainerState, PPOBase
-
-__all__ = ["PPOBridge", "TrainedModule", "unwrap_model_for_generation"]
 
 
 class TrainedModule(PolicyWithValue):
-    """Policy and value head as one module, so that DDP and DeepSpeed see one forward with all parameters in it.
+    """Policy and value head (or none) as one module, so that DDP and DeepSpeed see one forward with all parameters.
 
     It takes the place of TRL's `PolicyAndValueWrapper`, which runs a second trunk for the value.
     """
 
     policy: Any
+    value_head: ValueHead | None
 
-    def __init__(self, policy: Any, value_head: ValueHead, detach_value: bool) -> None:
+    def __init__(self, policy: Any, value_head: ValueHead | None, detach_value: bool) -> None:
         super().__init__(policy, value_head, detach_value)
         self.config = policy.config  # read by DeepSpeed's and the hub's code
 
@@ -54,7 +53,9 @@ class PPOBridge(PPOBase):
     ref_model: Any
     lr_scheduler: Any
 
-    def __init__(self, args: Any, model: PreTrainedModel, value_head: ValueHead, processing_class: Any, **kwargs: Any):
+    def __init__(
+        self, args: Any, model: PreTrainedModel, value_head: ValueHead | None, processing_class: Any, **kwargs: Any
+    ):
         self._value_head = value_head
         # A fresh adapter that is off is the start of the run; one that was given, or begins elsewhere, is not.
         fresh = kwargs.get("peft_config")
@@ -86,16 +87,17 @@ class PPOBridge(PPOBase):
         if given is not None:
             _check_scheduler(given, self.optimizer)
         super().create_optimizer_and_scheduler(num_training_steps)
-        if given is not None:
+        if given is not None and self._value_head is not None:
             self.lr_scheduler = ScheduleWithValueHead(given)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """The parent's optimizer, with the value head's parameters in a group of their own learning rate."""
-        given, head = self.optimizer, list(self._value_head.parameters())
-        rate = self.args.value_learning_rate
+        given, rate = self.optimizer, self.args.value_learning_rate
+        head = [] if self._value_head is None else list(self._value_head.parameters())
         if given is not None:  # made by the user, who has no value head to put into it
             _check_optimizer(given, self.policy_model)
-            given.add_param_group({"params": head, **({"lr": rate} if rate is not None else {})})
+            if head:
+                given.add_param_group({"params": head, **({"lr": rate} if rate is not None else {})})
             return given
         optimizer = super().create_optimizer(model)
         if rate is not None:
@@ -126,14 +128,16 @@ class PPOBridge(PPOBase):
         return self.model if self.is_deepspeed_enabled else self.trained
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Policy (or adapter) as an ordinary `from_pretrained` folder."""
-        output_dir = output_dir or self.args.output_dir
+        """Policy (or adapter) as an ordinary `from_pretrained` folder, with the value head beside it."""
+        output_dir, value_head = output_dir or self.args.output_dir, self.value_head_state()
         if self.is_deepspeed_enabled:
             self._save_gathered(output_dir, _internal_call)
-            return
-        with self._policy_as_model():
-            # Past TRL's own version, which looks for the policy on the wrapper and misses it under DDP.
-            Trainer.save_model(self, output_dir, _internal_call)
+        else:
+            with self._policy_as_model():
+                # Past TRL's own version, which looks for the policy on the wrapper and misses it under DDP.
+                Trainer.save_model(self, output_dir, _internal_call)
+        if self.args.should_save and value_head is not None:
+            weights.save_value_head(output_dir, value_head)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
         if not self.is_peft_model:
@@ -154,22 +158,38 @@ class PPOBridge(PPOBase):
                 if self.args.push_to_hub and not _internal_call:
                     self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
-    def value_head_state(self) -> dict[str, torch.Tensor]:
-        """To be asked on all processes; under ZeRO-3 each holds a part."""
+    def value_head_state(self) -> dict[str, torch.Tensor] | None:
+        """`None` without a value head. To be asked on all processes; under ZeRO-3 each holds a part."""
+        head = self.trained.value_head
+        if head is None:
+            return None
         if self.is_deepspeed_enabled:
             import deepspeed
 
-            with deepspeed.zero.GatheredParameters(list(self.trained.value_head.parameters())):
-                return {name: tensor.detach().clone() for name, tensor in self.trained.value_head.state_dict().items()}
-        return self.trained.value_head.state_dict()
+            with deepspeed.zero.GatheredParameters(list(head.parameters())):
+                return {name: tensor.detach().clone() for name, tensor in head.state_dict().items()}
+        return head.state_dict()
 
-    def load_deepspeed_checkpoint(self, checkpoint: str) -> None:
-        """Weights and optimizer as DeepSpeed saved them, each process its part."""
-        from transformers.integrations.deepspeed import deepspeed_load_checkpoint
+    def load_checkpoint(self, checkpoint: str) -> None:
+        """What `_save_checkpoint` wrote except the random states: weights, optimizer, schedule, counters."""
+        if self.is_deepspeed_enabled:
+            deepspeed_load_checkpoint(self.model_wrapped, checkpoint, load_module_strict=not self.is_peft_model)
+        else:
+            weights.load_policy_weights(checkpoint, self.trained.policy)
+            if self.trained.value_head is not None:
+                weights.load_value_head(checkpoint, self.trained.value_head)
+        self._load_optimizer_and_scheduler(checkpoint)
+        self._load_scaler(checkpoint)
+        if isinstance(self.lr_scheduler, LambdaLR):
+            # This run's schedule, which is another one if the run was made longer.
+            for group, base, factor in zip(
+                self.optimizer.param_groups, self.lr_scheduler.base_lrs, self.lr_scheduler.lr_lambdas, strict=True
+            ):
+                group["lr"] = base * factor(self.lr_scheduler.last_epoch)
+            self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+        self._load_trainer_state(checkpoint)
 
-        deepspeed_load_checkpoint(self.model_wrapped, checkpoint, load_module_strict=not self.is_peft_model)
-
-    def load_trainer_state(self, checkpoint: str) -> None:
+    def _load_trainer_state(self, checkpoint: str) -> None:
         """Counters, log history and the states of callbacks, as `Trainer` wrote them."""
         state = OnlineTrainerState.load_from_json(str(Path(checkpoint) / TRAINER_STATE_NAME))
         state.is_local_process_zero = self.is_local_process_zero()
@@ -187,15 +207,21 @@ class PPOBridge(PPOBase):
                 self.state.stateful_callbacks.setdefault(type(callback).__name__, callback.state())
         super()._save_checkpoint(model, trial)
 
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        with self._policy_as_model():
-            super().create_model_card(*args, **kwargs)
-
     @contextmanager
     def null_ref_context(self) -> Iterator[None]:
         """The starting policy of a LoRA run: the same model with its adapter off, or as it was."""
         with adapters.reference_active(self.trained.policy):
             yield
+
+    @contextmanager
+    def reference_network(self) -> Iterator[nn.Module]:
+        """The starting policy as a network: the adapter off, or the copy that the parent made."""
+        if self.is_peft_model:
+            with self.null_ref_context():
+                yield self.network
+            return
+        with self.accelerator.autocast():  # the trained model is wrapped in it, the reference isn't
+            yield PolicyWithValue(self.ref_model, None)
 
 
 def _below(prefix: str, state: Any) -> dict[str, torch.Tensor]:

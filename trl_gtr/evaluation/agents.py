@@ -8,12 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from ..correctors.openai import bounded_http
 from ..correctors.openai.chat import MAX_COMPLAINT, NO_COMPLETION, read_reply
 from ..correctors.openai.corrector import data_url
+from ..engines.base import Engine
+from ..engines.transformers import TransformersEngine
+from ..policy.loading import load_policy
+from ..policy.scoring import VLMPolicy
 from ..responses.safe_text import hide_secrets, one_line
-from ..rollouts.collector import Generate
 from ..tasks.base import Task
 
 
@@ -26,15 +30,20 @@ class Agent(Protocol):
 
 
 class PolicyAgent:
-    """A model: sees prompts and images only."""
+    """A model: sees prompts and images only.
 
-    def __init__(self, generate: Generate) -> None:
-        self.generate = generate
+    Args:
+        engine: Generates for it.
+        greedy: Take the most likely token instead of sampling.
+    """
+
+    def __init__(self, engine: Engine, greedy: bool = True) -> None:
+        self.engine, self.greedy = engine, greedy
 
     def respond(
         self, prompts: list[str], images: list[np.ndarray], infos: Sequence[Mapping[str, Any]]
     ) -> Sequence[str]:
-        return [generation.text for generation in self.generate(prompts, images)]
+        return [generation.text for generation in self.engine.generate(prompts, images, self.greedy)]
 
 
 class ExpertAgent:
@@ -135,3 +144,41 @@ class ServedAgent:
         # The key goes first: half of one, where the words are cut, would not be found.
         words = hide_secrets(words, [self.client.api_key], was_cut=was_cut)
         return f"{self.model} gave no answer: {one_line(words, MAX_COMPLAINT)}"
+
+
+def load_agent(
+    name: str,
+    task: Task,
+    *,
+    temperature: float = 0.0,
+    max_completion_length: int = 256,
+    device: str | None = None,
+    dtype: str = "float32",
+    base_url: str | None = None,
+) -> Agent:
+    """An agent by its name, as `trl-gtr evaluate --agents` knows them.
+
+    Args:
+        name: `"expert"`, `"random"`, `"openai:MODEL"`, or a vision-language model: a folder, a hub name, or `"tiny"`.
+        task: What it plays.
+        temperature: Of sampling; 0 is greedy.
+        max_completion_length: Most new tokens of a response.
+        device: Where a model runs; the first GPU if there is one.
+        dtype: A model's precision.
+        base_url: Server of an `openai:` agent.
+    """
+    if name == "expert":
+        return ExpertAgent(task)
+    if name == "random":
+        return RandomAgent()
+    if name.startswith("openai:"):
+        return ServedAgent(
+            name.removeprefix("openai:"),
+            base_url=base_url,
+            temperature=temperature,
+            max_completion_length=max_completion_length,
+        )
+    model, processor = load_policy(name, dtype=dtype)
+    model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+    policy = VLMPolicy(model, processor, temperature=temperature or 1.0, max_completion_length=max_completion_length)
+    return PolicyAgent(TransformersEngine(policy, model), greedy=temperature == 0)

@@ -1,7 +1,7 @@
-"""Thought cloning: the corrections of the whole run (DAgger) and the loss that teaches them.
+"""The corrections of the whole run (DAgger).
 
 What a corrector said once stays a lesson: [`CorrectionBuffer`] keeps it across updates, compactly, and each update
-draws uniformly from everything in it. [`cloning_loss`] is cross-entropy on the label tokens alone.
+draws uniformly from everything in it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from .image_store import ImageStore, check_image
 
@@ -180,46 +178,6 @@ class CorrectionBuffer:
         self._images = ImageStore.restore(Counter(sample.image_key for sample in self._samples), blocks)
         self.num_added = int(arrays["num_added"])
         self._rng.bit_generator.state = json.loads(arrays["rng"].tobytes())
-
-
-def cloning_loss(token_logprobs: Tensor, label_mask: Tensor) -> Tensor:
-    """Cross-entropy on the label tokens: minus the mean of their log-probs, per sample (B,).
-
-    The trainer takes the mean over samples, so that a short thought counts as much as a long one. A row without a
-    label gives 0 and no gradient: the filler of a process that has nothing to clone yet.
-
-    Args:
-        token_logprobs: (B, T) log-prob of each target token at temperature 1, float32 or wider.
-        label_mask: (B, T) bool, true on the tokens to learn. What lies outside is not read.
-    """
-    if token_logprobs.ndim != 2 or token_logprobs.shape != label_mask.shape or label_mask.dtype != torch.bool:
-        raise ValueError(
-            "cloning_loss takes token_logprobs and a bool label_mask of the same shape (B, T), got "
-            f"{tuple(token_logprobs.shape)} and {label_mask.dtype} {tuple(label_mask.shape)}."
-        )
-    labelled = torch.where(label_mask, token_logprobs, torch.zeros_like(token_logprobs))
-    return -labelled.sum(dim=1) / label_mask.sum(dim=1).clamp(min=1)
-
-
-def cloning_coefficient(mode: Literal["share", "constant"], coef: float, corrected: int, steps: int) -> float:
-    """The weight of the cloning loss in this update.
-
-    `"share"`: `coef` times the share of the current rollout's steps that were corrected, over all ranks. The guidance
-    fades by itself as the agent's thoughts come right. `"constant"`: `coef`, whatever the rollout was like.
-
-    Args:
-        mode: `"share"` or `"constant"`.
-        coef: `thought_cloning_coef`.
-        corrected: steps of the rollout that gave a label.
-        steps: all steps of the rollout.
-    """
-    if not 0 <= corrected <= steps:
-        raise ValueError(f"corrected={corrected} must be in 0..{steps}, the number of steps.")
-    if mode == "constant":
-        return coef
-    if mode == "share":
-        return coef * corrected / steps if steps else 0.0
-    raise ValueError(f"`cloning_weight` must be 'share' or 'constant', got {mode!r}.")
 
 
 def _pack(name: str, blobs: Iterable[bytes]) -> dict[str, np.ndarray]:

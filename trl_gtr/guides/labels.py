@@ -9,13 +9,13 @@ import numpy as np
 
 from ..config import GTRConfig
 from ..policy.scoring import VLMPolicy
-from ..storage.files import HALF_CHARACTER
+from ..storage.files import LONE_SURROGATE
 from ..tasks.base import Task, contradicts
 from ..types import Correction, Response, Transition
 
 Flaw = Literal[
     "contradictory",  # the thought concludes another action than the corrector's
-    "half_characters",  # a lone surrogate, kept from the agent's own words: no tokenizer takes it
+    "lone_surrogates",  # a lone surrogate, kept from the agent's own words: no tokenizer takes it
     "special_tokens",  # the text can't be spelt without a special token, which isn't text
     "unreadable",  # the ids spell another text, in which thought and action can't be read any more
 ]
@@ -38,7 +38,7 @@ class LabelMaker:
     """Writes the response that a correction calls for, as ids.
 
     Args:
-        args: Says what is cloned: `clone_right_thoughts`, `clone_right_actions`, `clone_full_response`.
+        args: Its `clone` says what is cloned.
         task: What is played.
         policy: Whose ids they are.
     """
@@ -54,7 +54,7 @@ class LabelMaker:
         """
         if correction.verdict == "corrected" and correction.thought is not None:
             thought = correction.thought
-        elif correction.verdict == "right" and self.args.clone_right_thoughts:
+        elif correction.verdict == "right" and self.args.clone not in ("corrected_thoughts", "corrected_responses"):
             thought = step.response.fields
         else:
             return None
@@ -62,8 +62,8 @@ class LabelMaker:
             return _thrown_away("contradictory")
         action = correction.action or self._concluded(thought, step.info) or step.response.action
         text = self.task.format.render(thought, action or "")
-        if HALF_CHARACTER.search(text):
-            return _thrown_away("half_characters")
+        if LONE_SURROGATE.search(text):
+            return _thrown_away("lone_surrogates")
         ids = self.policy.encode_response(text)
         if not self.policy.is_text(ids[:-1]):
             return _thrown_away("special_tokens")
@@ -84,9 +84,9 @@ class LabelMaker:
         """`end`: where the thought ends."""
         if not action:
             return Label(ids[:end], end)
-        full = self.args.clone_full_response and correction.action is not None
-        with_action = full or (self.args.clone_right_actions and step.response.action == correction.action)
-        return Label(ids, len(ids) if with_action else end)
+        full = self.args.clone in ("corrected_responses", "responses") and correction.action is not None
+        right = self.args.clone == "thoughts_and_right_actions" and step.response.action == correction.action
+        return Label(ids, len(ids) if full or right else end)
 
 
 def _thrown_away(flaw: Flaw) -> Label:

@@ -13,7 +13,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,50 +23,16 @@ from torch import Tensor, nn
 from ..config import GTRConfig
 from ..distributed.means import Means
 from ..distributed.processes import Processes
-from ..guides.buffer import CorrectionBuffer, cloning_loss
-from ..policy.scoring import BatchShape, ScoredBatch, VLMPolicy
-from ..types import Transition
-from . import ppo
+from ..guides.buffer import CorrectionBuffer
+from ..policy.scores import Scores
+from .cloning import cloning_loss
+from .experience import Experience, Scorer
+from .losses import PolicyObjective, PolicyStats, policy_stats, reference_kl, value_loss
+from .minibatches import draw_mini_batches
 
 logger = logging.getLogger(__name__)
 
 RATIO_TOLERANCE = 1e-2
-
-
-@dataclass
-class Experience:
-    """A rollout as the update sees it. Tensors are (steps,), in the rollout's order."""
-
-    transitions: list[Transition]
-    action_starts: list[int]
-    """First token of each action, see `SpanFinder.action_start`."""
-    logprob: Tensor
-    thought_logprob: Tensor
-    action_logprob: Tensor
-    values: Tensor
-    advantages: Tensor
-    returns: Tensor
-    token_logprobs: list[Tensor]
-    """Of each step's response, (tokens,)."""
-    steps: list[int]
-    """How many steps each process's environments have made: `rollout_steps`, or fewer where time ran out."""
-    cloning_coef: float
-    """Weight of the cloning loss in this update; 0 drops it."""
-    reference: list[Tensor] | None = None
-    """Token log-probs under the starting policy, one tensor per step, where `kl_coef` asks for them."""
-
-    def __len__(self) -> int:
-        return len(self.transitions)
-
-
-@dataclass
-class MiniBatch:
-    """One optimizer step's samples, over all processes."""
-
-    micro_batches: list[np.ndarray]
-    """This process's share, as indices into its experience. Empty ones keep it in step with the others."""
-    size: int
-    """Samples of all processes together."""
 
 
 class Updater:
@@ -75,12 +40,12 @@ class Updater:
 
     Args:
         args: The hyper-parameters.
-        accelerator: Prepared `module` and `optimizer`.
+        accelerator: Prepared network and optimizer.
         processes: Those who train with this one.
-        module: Policy and value head: DeepSpeed's engine, or the bare module.
-        optimizer: Of the module's parameters.
-        policy: How the module is asked.
-        buffer: The corrections so far.
+        scorer: Scores steps under the network that learns.
+        optimizer: Of that network's parameters.
+        objective: PPO's policy loss.
+        buffer: The guide's labels so far; `None` if it gives none.
     """
 
     def __init__(
@@ -88,38 +53,40 @@ class Updater:
         args: GTRConfig,
         accelerator: Accelerator,
         processes: Processes,
-        module: nn.Module,
+        scorer: Scorer,
         optimizer: Any,
-        policy: VLMPolicy,
-        buffer: CorrectionBuffer,
+        objective: PolicyObjective,
+        buffer: CorrectionBuffer | None,
     ) -> None:
         self.args, self.accelerator, self.processes = args, accelerator, processes
-        self.module, self.optimizer, self.policy, self.buffer = module, optimizer, policy, buffer
+        self.scorer, self.module, self.optimizer = scorer, scorer.network, optimizer
+        self.objective, self.buffer = objective, buffer
         self._moments: dict[Any, Any] = defaultdict(dict)
         self.skipped_in_a_row = 0
-        self._bad_loss = False
-        self.shape: BatchShape | None = None
-        """What every scored batch of this update is filled up to, where `one_batch_shape` asks for it."""
         self.not_finite: str | None = None
         """What this process last saw that was NaN or infinite."""
+        # Of the update under way:
+        self._skipped, self._bad_loss = 0, False
+        self._start_deviations: list[float] = []
+        self._all_labels = 0
+        self._clones, self._trains_policy = False, False
 
     def update(self, experience: Experience, number: int, means: Means) -> None:
         """The `number`-th update of the run; what happened is counted in `means`."""
         args, joint = self.args, self.args.update_schedule == "joint"
-        self.skipped = 0
-        self._start_deviations: list[float] = []
-        self.all_labels = int(self.processes.sum(len(self.buffer)))
-        self.clones = experience.cloning_coef > 0 and self.all_labels > 0
-        self.trains_policy = args.ppo_coef > 0 and number >= args.value_warmup_updates
-        means.add("loss/cloning_coef", experience.cloning_coef if self.clones else 0.0)
-        if args.ppo_coef > 0 or (joint and self.clones):
+        self._skipped, self._start_deviations = 0, []
+        self._all_labels = int(self.processes.sum(self._num_labels))
+        self._clones = experience.cloning_coef > 0 and self._all_labels > 0
+        self._trains_policy = args.ppo_coef > 0 and number >= args.value_warmup_updates
+        means.add("loss/cloning_coef", experience.cloning_coef if self._clones else 0.0)
+        if args.ppo_coef > 0 or (joint and self._clones):
             epochs = 0
             for epoch in range(args.num_ppo_epochs):
                 epochs += 1
                 if not self._epoch(experience, [args.seed, number, epoch], means, first=epoch == 0):
                     break
             means.add("policy/epochs", epochs)
-        if not joint and self.clones:
+        if not joint and self._clones:
             with self._cloning_optimizer():
                 for _ in range(args.cloning_steps):
                     if self.gave_up:
@@ -128,49 +95,37 @@ class Updater:
                     for i in range(rounds):
                         loss = self._cloning_term(experience, means, rounds)
                         self._backward(loss, means, rounds, last=i == rounds - 1)
-        means.maximum("optim/skipped_steps", self.skipped)
+        means.maximum("optim/skipped_steps", self._skipped)
+
+    @property
+    def _num_labels(self) -> int:
+        return 0 if self.buffer is None else len(self.buffer)
 
     @property
     def gave_up(self) -> bool:
         """Too many steps in a row were skipped; the same on all processes."""
         return self.skipped_in_a_row >= self.args.max_skipped_steps
 
-    def choose_shape(self, steps: Sequence[Transition]) -> None:
-        """Before anything of a rollout is scored: one shape for all of its batches, if that is asked for."""
-        if self.args.one_batch_shape:
-            samples = [t.prompt for t in steps], [t.image for t in steps], [t.response_ids for t in steps]
-            self.shape = self.policy.largest_shape(*samples, rows=self.args.per_device_train_batch_size)
-
-    def score(
-        self,
-        steps: Sequence[Transition],
-        starts: Sequence[int],
-        module: nn.Module | None = None,
-        with_entropy: bool = False,
-    ) -> ScoredBatch:
-        """Log-probs and values as the loss sees them. Old log-probs come from here too: ratios start at 1."""
-        return self.policy.score(
-            module or self.module,
-            [t.prompt for t in steps],
-            [t.image for t in steps],
-            [t.response_ids for t in steps],
-            starts,
-            self.args.thought_prob_coef,
-            with_entropy=with_entropy,
-            shape=self.shape,
-        )
-
     def _epoch(self, experience: Experience, seed: Sequence[int], means: Means, first: bool) -> bool:
         """One pass over the rollout; `False` once a mini-batch shows that the policy has gone too far."""
         args = self.args
-        for mini_batch in self._mini_batches(experience, seed):
+        mini_batches = draw_mini_batches(
+            experience.transitions,
+            experience.learned,
+            micro_batch_size=args.per_device_train_batch_size,
+            accumulation_steps=args.gradient_accumulation_steps,
+            rank=self.processes.rank,
+            world_size=self.processes.world_size,
+            seed=seed,
+        )
+        for mini_batch in mini_batches:
             drift: list[float] = []
             rounds = len(mini_batch.micro_batches)
             for i, micro_batch in enumerate(mini_batch.micro_batches):
                 loss: Tensor | float = 0.0
                 if args.ppo_coef > 0:
                     loss = loss + self._ppo_terms(experience, micro_batch, mini_batch.size, means, drift, first)
-                if self.clones and args.update_schedule == "joint":
+                if self._clones and args.update_schedule == "joint":
                     loss = loss + self._cloning_term(experience, means, rounds)
                 self._backward(loss, means, rounds, last=i == rounds - 1)
             if first:
@@ -178,35 +133,9 @@ class Updater:
             first = False
             if self.gave_up:
                 return False
-            if args.target_kl is not None and self.trains_policy and self._mean(drift) > args.target_kl:
+            if args.target_kl is not None and self._trains_policy and self._mean(drift) > args.target_kl:
                 return False
         return True
-
-    def _mini_batches(self, experience: Experience, seed: Sequence[int]) -> Iterator[MiniBatch]:
-        """Shuffled mini-batches of all processes' steps, cut into micro-batches of like lengths: less padding.
-
-        All steps in a row, environment by environment, make as many equal stretches as a mini-batch has samples; each
-        mini-batch takes one step of every stretch. So every process holds the same share of each mini-batch, and which
-        steps are learned together depends on the seed alone, not on the number of processes.
-        """
-        args, processes = self.args, self.processes
-        micro = args.per_device_train_batch_size
-        size = micro * args.gradient_accumulation_steps * processes.count
-        local_envs = args.num_envs // processes.count
-        stretches = np.arange(args.num_envs * args.rollout_steps).reshape(size, -1)
-        order = np.random.default_rng(seed).permuted(stretches, axis=1).T
-        env, step = np.divmod(order.reshape(len(order), processes.count, -1), args.rollout_steps)
-        made = step < np.array(experience.steps)[None, :, None]  # where time ran out there is nothing
-        lengths = np.array([len(t.response_ids) for t in experience.transitions])
-        for batch in range(len(order)):
-            counts = made[batch].sum(axis=1)
-            mine = made[batch, processes.rank]
-            first_env = processes.rank * local_envs
-            chosen = step[batch, processes.rank][mine] * local_envs + env[batch, processes.rank][mine] - first_env
-            chosen = chosen[np.argsort(lengths[chosen], kind="stable")]
-            rounds = math.ceil(counts.max() / micro)
-            if rounds:
-                yield MiniBatch([chosen[i * micro : (i + 1) * micro] for i in range(rounds)], int(counts.sum()))
 
     def _ppo_terms(
         self,
@@ -221,23 +150,20 @@ class Updater:
         the optimizer would go on moving on its momentum."""
         args = self.args
         # Of the mini-batch's mean; `backward` divides by the accumulation steps and the processes.
-        weight = args.gradient_accumulation_steps * self.processes.count / mini_batch_size
-        filler = len(chosen) == 0
-        if filler:
+        weight = args.gradient_accumulation_steps * self.processes.world_size / mini_batch_size
+        if filler := len(chosen) == 0:
             chosen, weight = np.zeros(1, np.int64), 0.0
-        scored = self.score([experience.transitions[i] for i in chosen], [experience.action_starts[i] for i in chosen])
-        advantages, returns = experience.advantages[chosen], experience.returns[chosen]
-        policy_losses, stats = ppo.policy_loss(
-            scored.logprob, experience.logprob[chosen], advantages, args.cliprange, args.dual_clip
-        )
-        value_losses = ppo.value_loss(scored.value, returns, experience.values[chosen], args.cliprange_value)
+        old, advantages = experience.scores.rows(chosen), experience.advantages[chosen]
+        scored = self.scorer.score([experience.transitions[i] for i in chosen], old.action_start.tolist())
+        policy_losses, stats = self.objective(scored, old, advantages)
         loss: Tensor | float = 0.0
-        if self.trains_policy:
+        if self._trains_policy:
             loss = loss + args.ppo_coef * weight * policy_losses.sum()
-        if args.vf_coef > 0:
+        value_losses = self._value_losses(experience, scored, old, chosen)
+        if value_losses is not None and args.vf_coef > 0:
             loss = loss + args.vf_coef * weight * value_losses.sum()
-        if experience.reference is not None and self.trains_policy:
-            kl = _reference_kl(scored, [experience.reference[i] for i in chosen])
+        if experience.reference is not None and self._trains_policy:
+            kl = reference_kl(scored, experience.reference[chosen, : scored.mask.shape[1]])
             loss = loss + args.kl_coef * weight * kl.sum()
             if not filler and torch.isfinite(kl).all():
                 means.add("loss/kl", kl)
@@ -245,8 +171,8 @@ class Updater:
             loss,
             {
                 "the rewards' advantages": advantages,
-                "the returns": returns,
-                "the old log-probs": experience.logprob[chosen],
+                "the returns": None if experience.returns is None else experience.returns[chosen],
+                "the old log-probs": old.logprob,
                 "the log-probs (logits)": scored.logprob,
                 "the values": scored.value,
             },
@@ -254,28 +180,27 @@ class Updater:
         if not (filler or bad):
             drift.extend(stats.approx_kl.tolist())
             means.add("loss/policy", policy_losses)
-            means.add("loss/value", value_losses)
-            self._count_drift(experience, chosen, scored, stats, means, first)
+            if value_losses is not None:
+                means.add("loss/value", value_losses)
+            self._count_drift(scored, old, stats, means, first)
         return loss
 
-    def _count_drift(
-        self,
-        experience: Experience,
-        chosen: np.ndarray,
-        scored: ScoredBatch,
-        stats: ppo.PolicyStats,
-        means: Means,
-        first: bool,
-    ) -> None:
+    def _value_losses(self, experience: Experience, scored: Scores, old: Scores, chosen: np.ndarray) -> Tensor | None:
+        """Of a micro-batch, (B,); `None` without a value head."""
+        if scored.value is None or experience.returns is None:
+            return None
+        return value_loss(scored.value, experience.returns[chosen], old.value, self.args.cliprange_value)
+
+    def _count_drift(self, scored: Scores, old: Scores, stats: PolicyStats, means: Means, first: bool) -> None:
         """How far the policy has moved from the one that acted; thought and action apart."""
         means.add("policy/ratio", stats.ratio)
         means.add("policy/clipfrac", stats.clipped)
         means.add("policy/approx_kl", stats.approx_kl)
-        for part, new, old in (
-            ("thought", scored.thought_logprob, experience.thought_logprob[chosen]),
-            ("action", scored.action_logprob, experience.action_logprob[chosen]),
+        for part, now, then in (
+            ("thought", scored.thought_logprob, old.thought_logprob),
+            ("action", scored.action_logprob, old.action_logprob),
         ):
-            part_stats = ppo.policy_stats(new.detach(), old, self.args.cliprange)
+            part_stats = policy_stats(now.detach(), then, self.args.cliprange)
             means.add(f"policy/clipfrac_{part}", part_stats.clipped)
             means.add(f"policy/approx_kl_{part}", part_stats.approx_kl)
             means.add(f"policy/ratio_{part}", part_stats.ratio)
@@ -308,29 +233,30 @@ class Updater:
 
         Each process draws from its own labels, weighted by how many of all it has; one without any runs a filler.
         """
-        if len(self.buffer):
+        if self.buffer:
             samples = self.buffer.sample(self.args.per_device_train_batch_size)
             prompts, images = [s.prompt for s in samples], [s.image for s in samples]
             ids, labels = [s.target_ids for s in samples], [s.num_labels for s in samples]
         else:
             filler = experience.transitions[0]
             prompts, images, ids, labels = [filler.prompt], [filler.image], [filler.response_ids], [0]
-        logprobs, mask = self.policy.score_tokens(self.module, prompts, images, ids)
+        logprobs, mask = self.scorer.policy.score_tokens(self.module, prompts, images, ids)
         positions = torch.arange(mask.shape[1], device=mask.device)
         losses = cloning_loss(logprobs, positions[None] < torch.tensor(labels, device=mask.device)[:, None])
-        share = len(self.buffer) / self.all_labels
+        share = self._num_labels / self._all_labels
         if share and torch.isfinite(losses).all():
             means.add("loss/cloning", losses, weight=share)
-        weight = share * self.processes.count * self.args.gradient_accumulation_steps / rounds
+        weight = share * self.processes.world_size * self.args.gradient_accumulation_steps / rounds
         loss = experience.cloning_coef * weight * losses.mean()
         self._look_for_nan(loss, {"the labels' log-probs (logits)": logprobs})
         return loss
 
-    def _look_for_nan(self, loss: Tensor | float, tensors: Mapping[str, Tensor]) -> bool:
+    def _look_for_nan(self, loss: Tensor | float, tensors: Mapping[str, Tensor | None]) -> bool:
         """Whether the loss isn't finite; the first of `tensors` that isn't either is remembered."""
         bad = isinstance(loss, Tensor) and not torch.isfinite(loss)
         if bad:
-            self.not_finite = next((k for k, v in tensors.items() if not torch.isfinite(v).all()), "the loss")
+            given = ((name, tensor) for name, tensor in tensors.items() if tensor is not None)
+            self.not_finite = next((name for name, t in given if not torch.isfinite(t).all()), "the loss")
         return bad
 
     def _backward(self, loss: Tensor | float, means: Means, rounds: int, last: bool) -> None:
@@ -387,7 +313,7 @@ class Updater:
         if stepped:
             self.skipped_in_a_row, self.not_finite = 0, None
             return
-        self.skipped += 1
+        self._skipped += 1
         self.skipped_in_a_row += 1
         logger.warning("An optimizer step is skipped: %s.", self.why_skipped())
 
@@ -423,22 +349,21 @@ class Updater:
             self._moments, self.optimizer.state = self.optimizer.state, ppo_moments
 
     def state_dict(self) -> dict[str, Any]:
-        """The moments of the cloning phase; PPO's are the optimizer's."""
-        with self._cloning_moments():
-            return self.optimizer.state_dict()["state"]
+        """The moments of the cloning phase (PPO's are the optimizer's), and how many steps in a row were skipped."""
+        # A run that was given up begins to count anew, or it would end again at once.
+        state: dict[str, Any] = {"skipped_in_a_row": 0 if self.gave_up else self.skipped_in_a_row}
+        if not self.processes.deepspeed:
+            with self._cloning_moments():
+                state["moments"] = self.optimizer.state_dict()["state"]
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        with self._cloning_moments():
-            self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        self.skipped_in_a_row = state["skipped_in_a_row"]
+        if not self.processes.deepspeed:
+            with self._cloning_moments():
+                self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state["moments"]})
 
     def _mean(self, values: Sequence[float]) -> float:
         """Mean over these samples of all processes."""
         sums = self.processes.gather((sum(values), len(values)))
         return sum(total for total, _ in sums) / max(1, sum(count for _, count in sums))
-
-
-def _reference_kl(scored: ScoredBatch, reference: Sequence[Tensor]) -> Tensor:
-    """k3 KL to the starting policy, mean over each response's tokens; (B,)."""
-    padded = torch.nn.utils.rnn.pad_sequence(list(reference), batch_first=True)
-    kl = ppo.kl_k3(scored.token_logprobs, padded)
-    return torch.where(scored.mask, kl, kl.new_zeros(())).sum(1) / scored.mask.sum(1)

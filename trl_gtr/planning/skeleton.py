@@ -15,7 +15,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from .. import tiny_llava
 from ..policy.loading import base_model_name, check_source, load_processor, lora_target_modules
-from ..policy.scoring import PolicyWithValue, ValueHead
+from ..policy.network import PolicyWithValue, ValueHead
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class Skeleton:
 
     @property
     def value_head(self) -> list[nn.Parameter]:
-        return list(self.module.value_head.parameters())
+        head = self.module.value_head
+        return [] if head is None else list(head.parameters())
 
     @property
     def base_parameters(self) -> int:

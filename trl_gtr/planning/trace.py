@@ -22,7 +22,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ..policy.scoring import PolicyWithValue, VLMPolicy
+from ..policy.network import PolicyWithValue
+from ..policy.scoring import VLMPolicy
 
 _CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 """Torch's own registry leaves it out."""

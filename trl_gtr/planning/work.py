@@ -23,7 +23,7 @@ class PlannedConfig(GTRConfig):
         # The machine that plans need not be the one that trains: what it lacks doesn't matter. float16 takes as much
         # memory as bfloat16.
         half = bool(self.bf16 or self.fp16 or (self.bf16 is None and not self.use_cpu))
-        self.bf16 = self.fp16 = False
+        self.__dict__.update(bf16=False, fp16=False)
         super().__post_init__()
         self.bf16 = half
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from safetensors import safe_open
 from torch import nn
 from transformers.integrations import is_deepspeed_zero3_enabled
 
-from ..storage.files import sync, written_whole
+from ..storage.files import atomic_write, sync
 from .loading import SAVED_BASE, is_quantized, unwrap_adapter
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,14 @@ _INITIALISATION = ("init_lora_weights", "init_weights")  # what the kinds of ada
 
 
 # --- what can be trained ---------------------------------------------------------------------------------------------
+
+
+def check_start(model: Any, peft_config: PeftConfig | None, with_reference: bool) -> None:
+    """As much of [`check_trainable`] as can be known of a model that may be given by name only."""
+    if not isinstance(model, str | os.PathLike):
+        check_trainable(model, peft_config, with_reference)
+    elif peft_config is not None:
+        check_config(peft_config, with_reference)
 
 
 def check_trainable(model: Any, peft_config: PeftConfig | None, with_reference: bool) -> None:
@@ -191,7 +200,7 @@ def _save_base(model: Any, processor: Any, folder: Path) -> None:
         folder,
     )
     base = copy.deepcopy(model).unload() if isinstance(model, PeftModel) else model
-    with written_whole(folder) as unfinished:
+    with atomic_write(folder) as unfinished:
         base.save_pretrained(unfinished)
         processor.save_pretrained(unfinished)
         for path in (*unfinished.rglob("*"), unfinished):

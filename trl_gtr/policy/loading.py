@@ -80,6 +80,25 @@ def base_model_name(model_name_or_path: str | os.PathLike[str], revision: str = 
     return _base_of(folder, config), config.revision or "main"
 
 
+def load_or_take(model: Any, processor: Any, model_kwargs: Any) -> tuple[Any, Any]:
+    """A model given by name or as itself, and its processor, checked.
+
+    Args:
+        model: The model, or the name or folder to load it from.
+        processor: Its processor; `None` loads the model's own.
+        model_kwargs: Go to a model that is loaded here.
+    """
+    if isinstance(model, str | os.PathLike):
+        model, loaded = load_policy(model, **(model_kwargs or {}))
+        processor = processor or loaded
+    elif processor is None:
+        if not model.config._name_or_path:
+            raise ValueError("This model was built here and has no name: pass its processor as `processing_class`.")
+        processor = AutoProcessor.from_pretrained(model.config._name_or_path)
+    check_processor(model, processor)
+    return model, processor
+
+
 def _merged(folder: str | os.PathLike[str], **options: Any) -> tuple[Any, Any]:
     """The model that an adapter was trained on, with the adapter in its weights, and that model's processor."""
     from peft import PeftConfig, PeftModel

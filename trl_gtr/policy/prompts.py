@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from transformers import BaseImageProcessor, BatchFeature
 
 from .loading import chat
 from .special_text import SpecialText
@@ -40,6 +42,7 @@ class PromptEncoder:
 
     def __init__(self, processor: Any, pad_token_id: int, cache_bytes: int):
         self.processor = processor
+        self._processing = SeparableProcessing(processor)
         self.pad_token_id = pad_token_id
         self.cache_bytes = cache_bytes
         self._cache: OrderedDict[PictureKey | TextKey, Features] = OrderedDict()
@@ -70,14 +73,17 @@ class PromptEncoder:
         found = {key: self._cache[key] for pair in pairs for key in pair if key in self._cache}
         new: dict[tuple[int, ...], list[int]] = {}
         seen = set(found)
-        for i, pair in enumerate(pairs):
-            if not seen.issuperset(pair):
+        for i, (_, picture) in enumerate(pairs):
+            if picture not in seen:
                 new.setdefault(images[i].shape, []).append(i)
-                seen.update(pair)
+                seen.add(picture)
         for group in new.values():
             processed = self._process([prompts[i] for i in group], [images[i] for i in group])
             for i, features in zip(group, processed, strict=True):
                 found.update(zip(pairs[i], features, strict=True))
+        for i, (text, _) in enumerate(pairs):
+            if text not in found:  # a new prompt about a known image
+                found[text] = self._process_text(prompts[i], images[i])
         for pair in pairs:
             for key in pair:
                 self._remember(key, found[key])
@@ -85,12 +91,7 @@ class PromptEncoder:
 
     def _process(self, prompts: list[str], images: list[np.ndarray]) -> list[tuple[Features, Features]]:
         """Images of one size take the same number of tiles or patches each: one call, cut into equal parts."""
-        batch = self.processor(
-            text=[chat(self.processor, self._plain(prompt)) for prompt in prompts],
-            images=[[image] for image in images],
-            padding=True,
-            return_tensors="pt",
-        )
+        batch = self._processing(self._texts(prompts), images)
         tokens = batch["attention_mask"].bool()
         processed: list[tuple[Features, Features]] = [({}, {}) for _ in prompts]
         for key, tensor in batch.items():
@@ -101,6 +102,13 @@ class PromptEncoder:
                 else:
                     picture[key] = part.clone()
         return processed
+
+    def _process_text(self, prompt: str, image: np.ndarray) -> Features:
+        batch = self._processing(self._texts([prompt]), [image], text_only=True)
+        return {key: tensor for key, tensor in batch.items() if tensor.shape == batch["attention_mask"].shape}
+
+    def _texts(self, prompts: Sequence[str]) -> list[str]:
+        return [chat(self.processor, self._plain(prompt)) for prompt in prompts]
 
     def _plain(self, prompt: str) -> str:
         """The prompt without what would become a special token."""
@@ -121,6 +129,54 @@ class PromptEncoder:
         self._cache.move_to_end(key)
         while self._cached_bytes > self.cache_bytes:
             self._cached_bytes -= _size(self._cache.popitem(last=False)[1])
+
+
+class SeparableProcessing:
+    """A processor that can leave the image out of it, where only the text is new.
+
+    A text's image tokens depend on its image's size alone. What the image processor says about one image of each size
+    is kept, without the pixels, and said again when a text about another such image comes. So the family's own code
+    places the tokens, whatever its rules are. A processor without a `BaseImageProcessor`, or one that doesn't ask it,
+    processes the image again.
+    """
+
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+        self._image_processor: Any = getattr(processor, "image_processor", None)
+        if isinstance(self._image_processor, BaseImageProcessor):
+            # Copies: the processor itself stays as it is, for everybody else who uses it.
+            self._processor = copy.copy(processor)
+            self._processor.image_processor = copy.copy(self._image_processor)
+            self._processor.image_processor.preprocess = self._answer
+        self._known: dict[tuple[int, ...], dict[str, Any]] = {}
+        self._replayed: dict[str, Any] | None = None
+        self._heard: dict[str, Any] | None = None
+
+    def __call__(self, texts: list[str], images: list[np.ndarray], text_only: bool = False) -> Any:
+        """The processor's output for images of one size; with `text_only` (one text), all but the pixels is right."""
+        size = images[0].shape
+        self._replayed, self._heard = self._known.get(size) if text_only else None, None
+        batch = self._processor(text=texts, images=[[image] for image in images], padding=True, return_tensors="pt")
+        heard: dict[str, Any] = self._heard or {}
+        count = len(images)
+        if heard and all(isinstance(value, Sized) and len(value) % count == 0 for value in heard.values()):
+            self._known[size] = {key: _first_without_pixels(value, count) for key, value in heard.items()}
+        return batch
+
+    def _answer(self, *args: Any, **kwargs: Any) -> Any:
+        if self._replayed is not None:
+            return BatchFeature(dict(self._replayed))
+        output = self._image_processor.preprocess(*args, **kwargs)
+        self._heard = dict(output)  # some processors take out what the model has no use for
+        return output
+
+
+def _first_without_pixels(value: Any, images: int) -> Any:
+    """The first image's part of what an image processor says about several of one size; its pixels are one zero."""
+    first = value[: len(value) // images]
+    if isinstance(first, torch.Tensor) and first.is_floating_point():
+        return first.new_zeros(()).expand(first.shape)
+    return copy.deepcopy(first)  # a view would keep the whole batch in memory
 
 
 def _picture(image: np.ndarray) -> PictureKey:

@@ -1,135 +1,26 @@
-"""The agent: a vision-language model with a value head, that responds and scores its responses.
+"""The words around the network: what a model is asked and how its answers are scored.
 
-[`VLMPolicy`] knows the words (processor, chat template, padding, which ids may be sampled). [`PolicyWithValue`] is the
-network: one forward pass gives the logits of the response and the value of the state. They are apart so that the
-network can be wrapped (DDP, DeepSpeed) and unwrapped while the words stay.
+[`VLMPolicy`] knows processor, chat template, padding and which ids may be sampled. It is apart from the network, so
+that the network can be wrapped (DDP, DeepSpeed) and unwrapped while the words stay.
 """
 
 from __future__ import annotations
 
 import copy
-import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from ..types import Generation
-from .action_logprobs import SpanFinder, penalize_repetition, token_logprobs, weighted_logprob
-from .loading import (
-    check_processor,
-    eos_token_ids,
-    pad_token_id,
-    positions_follow_mask,
-    suppressed_tokens,
-    unwrap_adapter,
-)
+from .loading import check_processor, eos_token_ids, pad_token_id, positions_follow_mask, suppressed_tokens
+from .logprobs import token_logprobs, weighted_logprob
 from .prompts import PromptEncoder, pad_and_cat
-
-
-class ValueHead(nn.Module):
-    """An MLP from the trunk's last hidden state to the value of the state: `(B, hidden) → (B,)`.
-
-    It stays in float32 beside a bf16 trunk. The last layer starts at zero: before anything is learned every value is
-    0, and the first value loss does not shake the trunk.
-    """
-
-    def __init__(self, hidden_size: int, sizes: Sequence[int] = (1024, 512)):
-        super().__init__()
-        widths = [hidden_size, *sizes]
-        layers: list[nn.Module] = []
-        for before, after in pairwise(widths):
-            layers += [nn.Linear(before, after), nn.ReLU()]
-        last = nn.Linear(widths[-1], 1)
-        nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias)
-        self.layers = nn.Sequential(*layers, last)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(hidden.device.type, enabled=False):
-            return self.layers(hidden.to(next(self.parameters()).dtype)).squeeze(-1).float()
-
-
-class PolicyWithValue(nn.Module):
-    """A VLM and a value head on the same trunk."""
-
-    def __init__(self, policy: nn.Module, value_head: nn.Module, detach_value: bool = False):
-        super().__init__()
-        self.policy = policy
-        self.value_head = value_head
-        self.detach_value = detach_value
-
-    def forward(self, inputs: dict[str, torch.Tensor], response_length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return policy_and_value_forward(
-            self.policy, self.value_head, inputs, response_length, detach_value=self.detach_value
-        )
-
-
-def policy_and_value_forward(
-    policy: Any,
-    value_head: nn.Module,
-    inputs: dict[str, torch.Tensor],
-    response_length: int,
-    detach_value: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One forward pass over `[prompt | response]`.
-
-    Args:
-        inputs: the model's arguments; every row's response (padding included) fills the last `response_length` places.
-        response_length: 0 to get nothing but values.
-        detach_value: keep the value loss from reaching the trunk.
-
-    Returns:
-        Logits `(B, response_length, V)`, each predicting the response token of its place, and values `(B,)` of the
-        state that the last prompt token has seen.
-    """
-    kept = response_length + 1  # from the last prompt token on
-    trunk_states: list[torch.Tensor] = []
-    # What enters the LM head is the trunk's last-layer state. A hook takes it from the model's own forward pass: no
-    # second pass, no hidden states of the other layers kept, and whatever the family does to its logits is done.
-    base = unwrap_adapter(policy)
-    head = base.get_output_embeddings()
-    if head is None:
-        output = policy(**inputs, use_cache=False, output_hidden_states=True)
-        states = output.hidden_states[-1]
-    else:
-        hook = head.register_forward_pre_hook(lambda _, args: trunk_states.append(args[0]))
-        can_choose = "logits_to_keep" in inspect.signature(base.forward).parameters
-        try:
-            output = policy(**inputs, use_cache=False, **({"logits_to_keep": kept} if can_choose else {}))
-        finally:
-            hook.remove()
-        states = trunk_states[-1]
-    state = states[:, -kept]
-    value = value_head(state.detach() if detach_value else state)
-    return output.logits[:, -kept:-1], value
-
-
-@dataclass(frozen=True)
-class ScoredBatch:
-    """Log-probs and values of a batch; float32."""
-
-    logprob: torch.Tensor
-    """`(B,)`: action tokens + λ · thought tokens."""
-    thought_logprob: torch.Tensor
-    """`(B,)`: plain sum over the thought's tokens."""
-    action_logprob: torch.Tensor
-    """`(B,)`: plain sum over the action's tokens."""
-    value: torch.Tensor
-    """`(B,)`"""
-    token_logprobs: torch.Tensor
-    """`(B, T)`; 0 in padding."""
-    mask: torch.Tensor
-    """`(B, T)`, bool: where there is a token."""
-    entropy: torch.Tensor | None = None
-    """`(B,)`: mean over the response's tokens, without gradient; only if asked for."""
+from .scores import Scores
+from .spans import SpanFinder
 
 
 class BatchShape(NamedTuple):
@@ -140,41 +31,18 @@ class BatchShape(NamedTuple):
     response_tokens: int
 
 
-class SampledDistribution(LogitsProcessor):
-    """The same suppression and repetition penalty in `generate` as in `token_logprobs`.
-
-    Transformers' own penalty would also count the padding of a batch as seen: wrong where padding and EOS are one id.
-    """
-
-    def __init__(self, suppressed: torch.Tensor, repetition_penalty: float, prompt_mask: torch.Tensor):
-        self.suppressed = suppressed
-        self.repetition_penalty = repetition_penalty
-        self.padding = ~prompt_mask.bool()
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if torch.isnan(scores).any():
-            raise FloatingPointError("the logits of generation are not finite")
-        if self.repetition_penalty != 1.0:
-            prompt_length = self.padding.shape[1]
-            last = input_ids[:, prompt_length - 1 : prompt_length]
-            prompt = torch.where(self.padding, last, input_ids[:, :prompt_length])
-            tokens = torch.cat([prompt, input_ids[:, prompt_length:]], dim=1).clamp(max=scores.shape[1])
-            seen = scores.new_zeros(scores.shape[0], scores.shape[1] + 1, dtype=torch.bool)
-            seen.scatter_(1, tokens, True)
-            scores = penalize_repetition(scores, seen[:, :-1], self.repetition_penalty)
-        return scores.masked_fill(self.suppressed, -torch.inf)
-
-
 class VLMPolicy:
     """How a model is asked and how its answers are scored.
 
-    It holds no network: each method takes the one to use. `generate` wants the bare model, the others a
-    [`PolicyWithValue`], wrapped or not.
+    It holds no network: each method takes the one to use, a [`PolicyWithValue`], wrapped or not. An `Engine`
+    generates.
 
     Args:
         model: where the ids of EOS and padding, the vocabulary's size and the image tokens are read from.
         processor: the model's processor.
-        temperature, repetition_penalty, max_completion_length: of sampling; scoring knows them too.
+        temperature: of sampling; scoring applies it too.
+        repetition_penalty: likewise.
+        max_completion_length: most new tokens of a response.
         feature_cache_bytes: memory for processed prompts and images. What does not fit is processed again.
     """
 
@@ -225,40 +93,16 @@ class VLMPolicy:
         tokenizer.split_special_tokens = True
         return tokenizer
 
-    @torch.no_grad()
-    def generate(
-        self, model: Any, prompts: Sequence[str], images: Sequence[np.ndarray], *, greedy: bool = False
-    ) -> list[Generation]:
-        """One response per prompt and image, in one batch; sampled with torch's global generator unless `greedy`."""
-        model = unwrap_adapter(model)
-        inputs = self._to_device(model, self.encoder.encode(prompts, images))
-        prompt_length = inputs["input_ids"].shape[1]
-        sampling = {} if greedy else {"temperature": self.temperature, "top_k": 0, "top_p": 1.0}
-        config = GenerationConfig(
-            max_new_tokens=self.max_completion_length,
-            do_sample=not greedy,
-            eos_token_id=self.eos_token_ids,
-            pad_token_id=self.pad_token_id,
-            use_cache=True,
-            **sampling,
+    def read_generation(self, ids: np.ndarray, logprobs: np.ndarray | None = None) -> Generation:
+        """Sampled ids up to their first EOS, with their text and, if the sampler has them, their log-probs."""
+        ends = np.flatnonzero(np.isin(ids, self.eos_token_ids))
+        length = ends[0] + 1 if len(ends) else len(ids)
+        return Generation(
+            ids=ids[:length],
+            text=self.spans.text(ids[:length]),
+            hit_length_limit=len(ends) == 0,
+            logprobs=None if logprobs is None else logprobs[:length],
         )
-        shape = SampledDistribution(
-            self.suppressed.to(model.device), self.repetition_penalty, inputs["attention_mask"]
-        )
-        with _evaluation_mode(model), _bare_generation_config(model):
-            sequences = model.generate(
-                **inputs,
-                generation_config=config,
-                logits_processor=LogitsProcessorList([shape]),
-                synced_gpus=False,  # each process plays its own episodes; ZeRO-3's weights are gathered before
-            )
-        rows = sequences[:, prompt_length:].cpu().numpy()
-        return [self._generation(row) for row in rows]
-
-    def _generation(self, row: np.ndarray) -> Generation:
-        ends = np.flatnonzero(np.isin(row, self.eos_token_ids))
-        ids = row[: ends[0] + 1] if len(ends) else row
-        return Generation(ids=ids, text=self.spans.text(ids), hit_length_limit=len(ends) == 0)
 
     def score(
         self,
@@ -271,8 +115,8 @@ class VLMPolicy:
         *,
         with_entropy: bool = False,
         shape: BatchShape | None = None,
-    ) -> ScoredBatch:
-        """Log-probs of responses under the distribution that `generate` samples from, and the states' values.
+    ) -> Scores:
+        """Log-probs of responses under the distribution that an engine samples from, and the states' values.
 
         With a `shape` the batch is filled up to it. Kernels round by the shape of what they are given: under one shape
         a sample's numbers are the same, bit by bit, whatever else is in its batch.
@@ -301,13 +145,14 @@ class VLMPolicy:
         total, thought, action = weighted_logprob(logprobs, mask, starts, thought_prob_coef)
         if entropy is not None:
             entropy = torch.where(mask, entropy, entropy.new_zeros(())).sum(1) / mask.sum(1)
-        return ScoredBatch(
+        return Scores(
             total[:samples],
             thought[:samples],
             action[:samples],
-            value[:samples],
             logprobs[:samples, :longest],
             mask[:samples, :longest],
+            starts[:samples],
+            None if value is None else value[:samples],
             None if entropy is None else entropy[:samples],
         )
 
@@ -328,8 +173,11 @@ class VLMPolicy:
         return torch.where(mask, logprobs, logprobs.new_zeros(())), mask
 
     def values(self, module: nn.Module, prompts: Sequence[str], images: Sequence[np.ndarray]) -> torch.Tensor:
-        """Values of states without a response, `(B,)`."""
-        return module(self._with_positions(self._to_device(module, self.encoder.encode(prompts, images))), 0)[1]
+        """Values of states without a response, `(B,)`. The network must have a value head."""
+        value = module(self._with_positions(self._to_device(module, self.encoder.encode(prompts, images))), 0)[1]
+        if value is None:
+            raise ValueError("This network has no value head: build `PolicyWithValue` with one to get values.")
+        return value
 
     def largest_shape(
         self, prompts: Sequence[str], images: Sequence[np.ndarray], responses: Sequence[np.ndarray], rows: int
@@ -371,27 +219,3 @@ class VLMPolicy:
     def _to_device(module: nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         parameter = next(module.parameters())
         return {key: tensor.to(parameter.device) for key, tensor in batch.items()}
-
-
-@contextmanager
-def _evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """No dropout inside; afterwards each submodule is in the mode it was in before."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-@contextmanager
-def _bare_generation_config(model: Any) -> Iterator[None]:
-    """`generate` fills what a config leaves open from the checkpoint's own: a hidden top_k or penalty there would make
-    the sampled distribution another one than the scored one."""
-    own = model.generation_config
-    model.generation_config = GenerationConfig()
-    try:
-        yield
-    finally:
-        model.generation_config = own

@@ -8,6 +8,6 @@ The page needs no network and no server. What a model has written reaches it onl
 script puts in place as text; a content policy forbids every other script.
 """
 
-from .page import MAX_BYTES, write_report
+from .page import MAX_BYTES, watch_report, write_report
 
-__all__ = ["MAX_BYTES", "write_report"]
+__all__ = ["MAX_BYTES", "watch_report", "write_report"]

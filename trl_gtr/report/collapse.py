@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from .episodes import Gallery
+from .episodes import Gallery, seen
 from .runs import Run
 
 MOST_THOUGHTS = 6
@@ -45,7 +44,7 @@ def _period(updates: Sequence[int], runs: Sequence[Run], gallery: Gallery) -> di
 
 
 def _thought(text: str, rows: Sequence[dict[str, Any]], steps: int, gallery: Gallery) -> dict[str, Any]:
-    states = {_state(row): row for row in rows}
+    states = {seen(row): row for row in rows}
     judged = [all(part["right"] for part in row["judgement"]) for row in rows if row["judgement"]]
     pictures = [gallery.add(row["image"]) for row in list(states.values())[:MOST_STATES]]
     return {
@@ -56,10 +55,3 @@ def _thought(text: str, rows: Sequence[dict[str, Any]], steps: int, gallery: Gal
         "true": sum(judged) / len(judged) if judged else None,
         "pictures": [number for number in pictures if number is not None],
     }
-
-
-def _state(row: dict[str, Any]) -> bytes:
-    """What the agent saw: picture and prompt."""
-    digest = hashlib.blake2b((row["prompt"] or "").encode(), digest_size=16)
-    digest.update((row["image"] or {}).get("bytes") or b"")
-    return digest.digest()

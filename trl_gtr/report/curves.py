@@ -18,15 +18,18 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from ..runs.logged_evaluations import Point
+from .evaluations import points
 from .runs import Run
 
 SERIES_COLOURS = 8
 MOST_POINTS = 300
 STYLES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D", "v", "P")
 # matplotlib wants colours; the page replaces these by its own, which light and dark mode set.
 _INK, _GRID = "#010101", "#020202"
 _SIZE = (4.4, 2.5)
-_AXES = (0.11, 0.16, 0.87, 0.8)
+_AXES = (0.11, 0.16, 0.87, 0.76)
 _FORMAT: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "trl-gtr",
@@ -51,21 +54,25 @@ class Panel:
     note: str = ""
     share: bool = False
     """Values are shares: the axis shows percent from 0 to 100."""
+    evaluated: str = ""
+    """What evaluations call the same measure: they are drawn as points with their intervals."""
 
 
 CURVES = (
     Panel(
         "Success",
-        {"episode/success": "all deals", "episode/success_solvable": "solvable deals"},
-        "of the episodes that ended in the update",
+        {"episode/success": "in training", "episode/success_solvable": "of those that can be won"},
+        "of the episodes that ended in the update; dots: evaluations, with their 95 % interval",
         share=True,
+        evaluated="success",
     ),
-    Panel("Return", {"episode/return": "return"}, "sum of raw rewards of an episode"),
+    Panel("Return", {"episode/return": "in training"}, "sum of raw rewards of an episode", evaluated="return"),
     Panel(
         "True thoughts",
         {"thoughts/true": "every part true", "thoughts/reading": "picture read right"},
         "of all steps",
         share=True,
+        evaluated="true_thoughts",
     ),
     Panel(
         "Corrected thoughts",
@@ -103,7 +110,7 @@ COLLAPSE = (
 
 @dataclass
 class Line:
-    """One line of a chart over updates, with its band."""
+    """One line of a chart over updates, with its band; or points with their intervals."""
 
     name: str
     colour: int
@@ -112,6 +119,26 @@ class Line:
     mean: list[float]
     low: list[float]
     high: list[float]
+    points: bool = False
+
+    @property
+    def swatch(self) -> str:
+        """How the legend shows it."""
+        if self.points:
+            return "square" if self.style == "s" else "dot"
+        return "solid" if self.style == "-" else "dashed"
+
+    def draw(self, axes: Any) -> None:
+        colour = _series_colour(self.colour)
+        if self.points:
+            ranges = [[m - low for m, low in zip(self.mean, self.low, strict=True)],
+                      [high - m for m, high in zip(self.mean, self.high, strict=True)]]  # fmt: skip
+            axes.errorbar(self.x, self.mean, ranges, fmt=self.style, color=colour, markersize=5.5, elinewidth=1.2)
+            return
+        marker = "o" if len(self.x) == 1 else None
+        axes.plot(self.x, self.mean, self.style, color=colour, marker=marker, linewidth=1.8)
+        if self.low != self.high:
+            axes.fill_between(self.x, self.low, self.high, color=colour, alpha=0.2, linewidth=0)
 
 
 @dataclass
@@ -135,9 +162,50 @@ def charts(panels: Sequence[Panel], groups: Mapping[str, Sequence[Run]]) -> list
             for colour, (label, runs) in enumerate(groups.items()):
                 name = words if len(groups) == 1 else label if len(panel.metrics) == 1 else f"{label}: {words}"
                 lines += mean_line(metric, name, colour % SERIES_COLOURS, style, runs)
+        if panel.evaluated:
+            lines = [line for line in lines if not _says_the_same(line, lines)]
+            lines += evaluation_lines(panel.evaluated, groups)
         if lines:
             made.append(draw(panel.title, panel.note, lines, panel.share))
     return made
+
+
+def _says_the_same(line: Line, lines: Sequence[Line]) -> bool:
+    """Whether it repeats a line before it: success over what can be won, where everything can."""
+    before = lines[: lines.index(line)]
+    return any((line.x, line.mean, line.colour) == (other.x, other.mean, other.colour) for other in before)
+
+
+def evaluation_lines(measure: str, groups: Mapping[str, Sequence[Run]]) -> list[Line]:
+    """Evaluations as points: a marker for each thing played on, and of one label a colour too. Over several seeds mean
+    and range."""
+    evaluated = {label: [points(run, measure) for run in runs] for label, runs in groups.items()}
+    names = list(dict.fromkeys(name for runs in evaluated.values() for run in runs for name in run))
+    lines = []
+    for colour, (label, runs) in enumerate(evaluated.items()):
+        for i, (marker, name) in enumerate(zip(MARKERS, names, strict=False)):
+            found = [point for run in runs for point in run.get(name, [])]
+            if not found:
+                continue
+            title = f"evaluated on {name}" if name else "evaluated"
+            if len(groups) > 1:
+                lines.append(_points(f"{label}: {title}", colour, marker, found))
+            else:
+                lines.append(_points(title, i + 1, marker, found))
+    return lines
+
+
+def _points(name: str, colour: int, marker: str, found: Sequence[Point]) -> Line:
+    by_update: dict[int, list[Point]] = {}
+    for point in found:
+        by_update.setdefault(point.update, []).append(point)
+    line = Line(name, colour % SERIES_COLOURS, marker, sorted(by_update), [], [], [], points=True)
+    for update in line.x:
+        same = by_update[update]
+        line.mean.append(sum(point.value for point in same) / len(same))
+        line.low.append(same[0].low if len(same) == 1 else min(point.value for point in same))
+        line.high.append(same[0].high if len(same) == 1 else max(point.value for point in same))
+    return line
 
 
 def truth_charts(groups: Mapping[str, Sequence[Run]]) -> list[Chart]:
@@ -184,11 +252,7 @@ def draw(title: str, note: str, lines: Sequence[Line], share: bool = False) -> C
         figure = Figure(figsize=_SIZE, dpi=72)  # 72: a pixel is one unit of the SVG
         axes = figure.add_axes(_AXES)
         for line in lines:
-            colour = _series_colour(line.colour)
-            marker = "o" if len(line.x) == 1 else None
-            axes.plot(line.x, line.mean, line.style, color=colour, marker=marker, linewidth=1.8)
-            if line.low != line.high:
-                axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.2, linewidth=0)
+            line.draw(axes)
         axes.grid(color=_GRID, linewidth=0.7)
         axes.tick_params(length=0)
         axes.set_xlabel("update", loc="right")
@@ -196,6 +260,8 @@ def draw(title: str, note: str, lines: Sequence[Line], share: bool = False) -> C
         if share:
             axes.set_ylim(-0.03, 1.03)
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        else:  # small numbers as 2.5 under 1e-3: longer labels would be cut off
+            axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 4), useOffset=False)
         box = axes.get_window_extent()
         limits = axes.get_xlim()
         buffer = io.StringIO()
@@ -205,7 +271,7 @@ def draw(title: str, note: str, lines: Sequence[Line], share: bool = False) -> C
         "limits": limits,
         "share": share,
         "lines": [
-            {"name": line.name, "colour": line.colour, "dashed": line.style != "-", "x": line.x}
+            {"name": line.name, "colour": line.colour, "style": line.swatch, "x": line.x}
             | {key: [round(v, 6) for v in getattr(line, key)] for key in ("mean", "low", "high")}
             for line in lines
         ],

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import difflib
+import hashlib
 import io
 import json
 import logging
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from jinja2.utils import htmlsafe_json_dumps
@@ -96,16 +97,42 @@ def episodes_of(run: Run) -> list[list[Row]]:
     return list(episodes.values())
 
 
-def spread(episodes: Sequence[list[Row]], most: int) -> Iterator[list[Row]]:
+def start_of(episode: Sequence[Row]) -> bytes | None:
+    """A digest of what the agent saw and was told first: episodes of one start can be compared, whoever played them.
+
+    `None` if the first step wasn't logged.
+    """
+    first = episode[0]
+    return None if first["step"] else seen(first)
+
+
+def seen(row: Row) -> bytes:
+    """A digest of what the agent saw: picture and prompt."""
+    digest = hashlib.blake2b((row["prompt"] or "").encode(), digest_size=16)
+    digest.update((row["image"] or {}).get("bytes") or b"")
+    return digest.digest()
+
+
+def shared_starts(runs: Sequence[Run]) -> set[bytes]:
+    """The starts from which every run has played an episode; none for a single run."""
+    starts = [{start for episode in episodes_of(run) if (start := start_of(episode))} for run in runs]
+    return set.intersection(*starts) if len(starts) > 1 else set()
+
+
+def spread(episodes: Sequence[list[Row]], most: int, shared: Set[bytes] = frozenset()) -> Iterator[list[Row]]:
     """At most so many episodes in the order in which they matter: one of each update, then a second of each, …
 
-    Whole episodes come first in an update. Of more updates than there may be episodes, evenly many are left out.
+    In an update episodes from `shared` starts come first, then whole ones. Of more updates than there may be episodes,
+    evenly many are left out.
     """
     by_update: dict[int, list[list[Row]]] = {}
     for episode in episodes:
         by_update.setdefault(episode[0]["update"], []).append(episode)
     for waiting in by_update.values():
-        waiting.sort(key=lambda episode: episode[0]["step"] > 0 or not episode[-1]["ended"], reverse=True)
+        waiting.sort(
+            key=lambda episode: (start_of(episode) not in shared, episode[0]["step"] > 0 or not episode[-1]["ended"]),
+            reverse=True,
+        )
     updates = sorted(by_update)
     if len(updates) > most:
         updates = [updates[round(i * (len(updates) - 1) / max(most - 1, 1))] for i in range(most)]
@@ -121,10 +148,15 @@ def spread(episodes: Sequence[list[Row]], most: int) -> Iterator[list[Row]]:
 
 
 class EpisodeData:
-    """Collects what the page's viewer shows."""
+    """Collects what the page's viewer shows.
 
-    def __init__(self, budget: Budget, gallery: Gallery) -> None:
-        self.budget, self.gallery = budget, gallery
+    Args:
+        shared: Starts from which every run has played.
+    """
+
+    def __init__(self, budget: Budget, gallery: Gallery, shared: Set[bytes] = frozenset()) -> None:
+        self.budget, self.gallery, self.shared = budget, gallery, shared
+        self._start_number: dict[bytes, int] = {}
         self.prompts: list[str] = []
         self._prompt_number: dict[str, int] = {}
         self.runs: list[dict[str, Any]] = []
@@ -133,7 +165,7 @@ class EpisodeData:
         """As many of the run's episodes as fit into `share` of the room."""
         stop_at = self.budget.left * (1 - share)
         chosen = []
-        for episode in spread(episodes_of(run), most):
+        for episode in spread(episodes_of(run), most, self.shared):
             view = self._episode(episode)
             if self.budget.left < stop_at or not self.budget.take(len(htmlsafe_json_dumps(view))):
                 break
@@ -152,12 +184,14 @@ class EpisodeData:
 
     def _episode(self, rows: list[Row]) -> dict[str, Any]:
         known = [row["success"] for row in rows if row["success"] is not None]
+        start = start_of(rows)
         return {
             "update": rows[0]["update"],
             "env": rows[0]["env_index"],
             "episode": rows[0]["episode"],
             "success": known[-1] if known else None,
             "ended": rows[-1]["ended"],
+            "start": None if start is None else self._start_number.setdefault(start, len(self._start_number)),
             "steps": [self._step(row) for row in rows],
         }
 
@@ -172,9 +206,10 @@ class EpisodeData:
             "action": _cut(row["action"] or "", 300),
             "valid": row["valid"],
             "legal": row["legal"],
+            "substitute": _cut(row["substitute"] or "", 300) or None,
             "error": row["error"],
             "verdict": row["verdict"],
-            "reason": _cut(row["reason"] or "", 500) or None,
+            "reason": _cut(": ".join(filter(None, (row["failure"], row["reason"]))), 500) or None,
             "judged": [[entry["part"], entry["right"]] for entry in row["judgement"] or []],
             "tokens": [_cut(token, 200) for token in tokens[:MOST_TOKENS]],
             "moreTokens": max(0, len(tokens) - MOST_TOKENS),

@@ -26,13 +26,16 @@ MAX_UPDATE = 2**40
 MAX_VALUE = 1e30
 """Beyond it no chart can be drawn."""
 
+STATES = ("running", "finished", "stopped", "crashed")
 _WHERE = ("update", "env_index", "episode", "step")
 _TEXTS = (
     "prompt", "thought", "thought_text", "action", "error",
-    "verdict", "corrected_thought", "corrected_action", "reason",
+    "substitute", "verdict", "corrected_thought", "corrected_action", "failure", "reason",
 )  # fmt: skip
 _FLAGS = ("valid", "legal", "success", "ended")
 _NUMBERS = ("reward", "value", "advantage", "action_start")
+ADDED = ("substitute", "failure")
+"""Texts that version 0.1 didn't log; it has the kind of a failure in `reason`."""
 COLUMNS = (*_WHERE, *_TEXTS, *_FLAGS, *_NUMBERS, "image", "judgement", "tokens", "token_logprobs")
 
 
@@ -114,6 +117,8 @@ class RunFiles:
         try:
             with path.open("rb") as file:
                 table = pq.ParquetFile(file).read()
+            for added in {*ADDED} - {*table.column_names}:
+                table = table.append_column(added, pa.nulls(len(table), pa.string()))
             missing = set(COLUMNS) - set(table.column_names)
             if missing:
                 raise ValueError(f"no column {', '.join(sorted(missing))}")
@@ -139,12 +144,16 @@ def checked_card(card: Any) -> dict[str, Any]:
     if not isinstance(card, dict):
         return {}
     shapes: Mapping[str, type] = {
-        **dict.fromkeys(("config", "versions", "hardware"), dict),
+        **dict.fromkeys(("config", "versions", "hardware", "process"), dict),
         **dict.fromkeys(("changed", "warnings"), list),
-        **dict.fromkeys(("task", "model", "corrector", "started", "updated"), str),
-        **dict.fromkeys(("parameters", "trainable"), int),
+        **dict.fromkeys(("task", "model", "corrector", "started", "updated", "command", "error"), str),
+        **dict.fromkeys(("parameters", "trainable", "updates"), int),
     }
     kept = {name: card[name] for name, shape in shapes.items() if isinstance(card.get(name), shape)}
+    if card.get("state") in STATES:
+        kept["state"] = card["state"]
+    if is_number(card.get("seconds"), MAX_VALUE) and card["seconds"] >= 0:
+        kept["seconds"] = float(card["seconds"])
     kept["changed"] = [name for name in kept.get("changed", []) if isinstance(name, str)]
     kept["warnings"] = [
         {"message": str(entry["message"]), "update": entry["update"], "count": entry["count"]}

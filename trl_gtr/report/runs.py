@@ -10,6 +10,7 @@ from typing import Any
 
 from ..responses.safe_text import storable
 from .reading import RunFiles, checked_card
+from .state import grows, state_of
 
 _SEED_FOLDER = re.compile(r"seed[-_]?\d+")
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -39,6 +40,15 @@ class Run:
         return values[max(values)] if values else None
 
     @property
+    def last_update(self) -> int:
+        return max((entry["step"] for entry in self.log), default=0)
+
+    @property
+    def state(self) -> str | None:
+        """`running`, `finished`, `stopped` or `crashed`; `None` if nothing says it."""
+        return state_of(self.card)
+
+    @property
     def problems(self) -> list[str]:
         """What of the run's files was left out."""
         return self.files.all_problems() if self.files is not None else []
@@ -56,6 +66,11 @@ def read_runs(folders: Sequence[str | Path], labels: Sequence[str] | None = None
     if labels is not None and len(labels) != len(paths):
         raise ValueError(f"{len(labels)} labels for {len(paths)} runs: give each run one, the same one to seeds.")
     return [_read_run(path, labels[i] if labels else _label(path)) for i, path in enumerate(paths)]
+
+
+def any_grows(folders: Sequence[str | Path]) -> bool:
+    """Whether one of these runs may still write."""
+    return any(grows(checked_card(RunFiles(Path(folder)).json(Path(folder) / "run.json"))) for folder in folders)
 
 
 def groups(runs: Sequence[Run]) -> dict[str, list[Run]]:

@@ -10,7 +10,7 @@ import functools
 import re
 from collections.abc import Iterable
 
-from ..storage.files import HALF_CHARACTER
+from ..storage.files import LONE_SURROGATE
 
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # moves the cursor, rings, or starts an escape sequence
@@ -26,7 +26,7 @@ _LONGEST_SPELLING = 12
 
 def storable(text: str) -> str:
     """What can be encoded: each half character (lone surrogate) becomes U+FFFD."""
-    return HALF_CHARACTER.sub("\ufffd", text)
+    return LONE_SURROGATE.sub("\ufffd", text)
 
 
 def printable(text: object) -> str:

@@ -9,12 +9,12 @@ from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass
 
 from ..correctors.background import DaemonPool
-from ..correctors.base import BudgetExhausted, Corrector, failed, failure_kind
-from ..types import Cancellation, Correction, CorrectionRequest
+from ..correctors.base import BudgetExhausted, Corrector, failed
+from ..types import Cancellation, Correction, CorrectionRequest, FailureKind
 
 GRACE = 5.0
 """Seconds in which a corrector that heeds its requests' cancellation hands in what it has."""
-NOT_WORKED_ON = ("late", "unavailable", "budget", "cancelled")
+NOT_WORKED_ON: tuple[FailureKind, ...] = ("late", "unavailable", "budget", "cancelled")
 """Kinds of failures whose seconds say nothing of how long an answer takes."""
 
 
@@ -87,11 +87,11 @@ class PendingCorrections:
     def shortfall(self, corrections: Sequence[Correction | None]) -> Shortfall | None:
         """How far behind the corrector was; `None` if nothing was given up for being late."""
         asked = [correction for correction in corrections if correction is not None]
-        late = [correction for correction in asked if failure_kind(correction) == "late"]
+        late = [correction for correction in asked if correction.failure == "late"]
         if not late or self._out_of_time_at is None:
             return None
         # What was given up after its turn had come takes at least so long.
-        each = max(_seconds(late), _seconds([c for c in asked if failure_kind(c) not in NOT_WORKED_ON]))
+        each = max(_seconds(late), _seconds([c for c in asked if c.failure not in NOT_WORKED_ON]))
         if each == 0:
             return Shortfall(len(late), len(asked))
         last = self._asked_at[-1]

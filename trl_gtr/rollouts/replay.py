@@ -42,13 +42,16 @@ class Replayable(gym.Wrapper):
         self._start: dict[str, Any] | None = None
         self._actions: list[Any] = []
         self._rewards: list[float] = []
+        self._first: dict[str, Any] = {}
+        self._first_fingerprint: str | None = None
+        self._latest: tuple[Any, dict[str, Any]] = (None, {})
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         start = {"seed": seed, "options": copy.deepcopy(options), "random": self._random() if seed is None else None}
         self._latest = self.env.reset(seed=seed, options=options)
         self._start, self._actions, self._rewards = start, [], []
         self._first = copy.deepcopy(self._latest[1])  # some environments go on changing what they have handed out
-        self._first_fingerprint: str | None = None
+        self._first_fingerprint = None
         return self._latest
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:

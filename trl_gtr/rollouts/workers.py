@@ -131,6 +131,7 @@ class WorkerEnv(gym.Env):
         self.step_timeout, self.start_timeout = step_timeout, start_timeout
         self._make_env = cloudpickle.dumps(make_env)
         self._worker: Worker | None = None
+        self._started = False
 
     def start(self) -> None:
         """Begin to start a worker, unless there is one; `reset` waits for it."""

@@ -1,13 +1,23 @@
-"""What watches a run: the progress bar with the four numbers that matter, and the alarm for thought collapse."""
+"""What watches a run: its logs, the progress bar with the four numbers that matter, the alarm for thought collapse."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState, ProgressCallback
+
+from ..config import GTRConfig
+from ..correctors.base import Corrector
+from ..policy.adapters import REFERENCE
+from ..policy.spans import SpanFinder
+from ..tasks.base import Task
+from .episode_log import EpisodeLog
+from .run_log import RunLog
+from .trackers import TrackerImages
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +50,7 @@ class ThoughtCollapseCallback(TrainerCallback, ExportableState):
 
     Args:
         max_identical: Bound of `thoughts/identical_untrue`. (True ones may repeat: other suits, the same thought.)
+            Where the task has no judge, of `thoughts/identical_across_states`.
         max_top: Bound of `thoughts/top_share`.
         min_distinct: Smallest share of the first log's `thoughts/distinct_4`.
         patience: Logs in a row before the alarm.
@@ -88,9 +99,12 @@ class ThoughtCollapseCallback(TrainerCallback, ExportableState):
         if self.first_distinct is None:
             self.first_distinct = distinct
         found = []
-        identical = logs.get("thoughts/identical_untrue", logs["thoughts/identical_across_states"])
+        # Where nobody knows what is true, every thought that is repeated counts.
+        untrue = logs.get("thoughts/identical_untrue")
+        identical = logs["thoughts/identical_across_states"] if untrue is None else untrue
         if identical > self.max_identical:
-            found.append(f"{identical:.0%} of thoughts are untrue and said in other states too")
+            what = "said" if untrue is None else "untrue and said"
+            found.append(f"{identical:.0%} of thoughts are {what} in other states too")
         if logs["thoughts/top_share"] > self.max_top:
             found.append(f"one thought makes {logs['thoughts/top_share']:.0%} of all")
         if distinct < self.min_distinct * self.first_distinct:
@@ -109,3 +123,34 @@ class ThoughtCollapseCallback(TrainerCallback, ExportableState):
             },
             "attributes": {"first_distinct": self.first_distinct, "bad_logs": self.bad_logs, "warned": self.warned},
         }
+
+
+def logging_callbacks(
+    args: GTRConfig,
+    task: Task,
+    corrector: Corrector | None,
+    model: nn.Module,
+    spans: SpanFinder,
+    others: Sequence[TrainerCallback],
+) -> list[TrainerCallback]:
+    """Callbacks that write what a report is made of; `on_step_end` hands them rollout and experience.
+
+    Args:
+        corrector: Of the run, or `None`.
+        model: The model that is trained.
+        spans: Its tokens as text.
+        others: The trainer's callbacks, among them the trackers.
+    """
+    about = {
+        "task": task.name,
+        "model": getattr(model, "name_or_path", "") or type(model).__name__,
+        "parameters": sum(weight.numel() for name, weight in model.named_parameters() if REFERENCE not in name),
+        "trainable": sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
+        "corrector": None if corrector is None else corrector.identity,
+    }
+    callbacks: list[TrainerCallback] = [RunLog(args, about)]
+    if args.episode_log_rate > 0:
+        callbacks.append(EpisodeLog(args, task, spans))
+    if args.report_to:
+        callbacks.append(TrackerImages(args, others))
+    return callbacks

@@ -1,250 +1,220 @@
-"""A trainer whose run can be ended at any moment and goes on as if nothing had happened.
+"""Saves and restores everything that the rest of a run depends on.
 
-`checkpoints.py` knows what is in a checkpoint; here is when and how all processes write and read one together.
+`Trainer` writes and reads the policy, optimizer, scheduler, random states and its own counters. A [`RunCheckpointer`]
+adds the state of the run's other parts and a manifest, all in the same folder. A checkpoint is atomic: it is written
+under another name, which becomes its own once every process has written its part.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
-import signal
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import torch
-from torch.optim.lr_scheduler import LambdaLR
 from transformers.trainer_utils import rotate_checkpoints
 
-from . import checkpoints, output_folder
-from ..correctors.base import identity_of
-from ..policy.loading import SAVED_BASE
+from ..config import GTRConfig
 from ..distributed.processes import Processes
-from ..rollouts.collector import RolloutCollector
-from ..tasks.base import Task
-from ..guides.buffer import CorrectionBuffer
-from ..distributed.trl_bridge import PPOBridge
-from ..types import Rollout
-from ..learning.update import Updater
+from ..storage.files import sync
+from ..storage.state_files import PLAIN, StateFormat
+from . import output_folder
+from .manifest import MANIFEST_FILE, Manifest, find_checkpoint
 
 logger = logging.getLogger(__name__)
 
+INCOMPLETE = "incomplete_checkpoint"
+"""Folder in the output folder for a checkpoint that is being written."""
 
-class ResumableTrainer(PPOBridge):
-    """Saves and restores everything that the rest of a run depends on."""
 
-    task: Task
-    corrector: Any
-    processes: Processes
-    collector: RolloutCollector
-    buffer: CorrectionBuffer
-    updater: Updater
+class Stateful(Protocol):
+    """A part of a run that has state."""
+
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, state: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stateful part, and how it is saved.
+
+    Args:
+        owner: Who has the state.
+        format: Of its file.
+        shared: Its state is the same on all processes, so the first one saves it for all.
+    """
+
+    owner: Stateful
+    format: StateFormat = PLAIN
+    shared: bool = False
+
+    def file(self, name: str, rank: int) -> str:
+        return f"{name}{self.format.suffix}" if self.shared else f"{name}_{rank}{self.format.suffix}"
+
+
+@dataclass
+class RunCounters:
+    """What a run counts beside its updates and episodes.
+
+    Args:
+        env_steps: Steps of all environments since the run began.
+    """
+
     env_steps: int = 0
-    """Steps of all environments since the run began."""
-    failed_corrections: Counter[str]
-    """This process's failed corrections since the run began, by kind."""
-    _saving_to: str | None = None
-    _owns_output_dir: bool = False
-    """This trainer has begun to write into the folder."""
-    _saved_step: int | None = None
-    """The update after which this run, or the one that it continues, was last saved."""
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Policy (or adapter) as an ordinary `from_pretrained` folder, with the value head beside it."""
-        value_head, folder = self.value_head_state(), output_dir or self.args.output_dir
-        # DeepSpeed's processes save the optimizer together after this: a full disk must be known to all before.
-        with self._failing_together(f"The policy could not be written to {folder}"):
-            super().save_model(output_dir, _internal_call)
-            if self.args.should_save:
-                checkpoints.save_value_head(folder, value_head, self.task.name)
+    def state_dict(self) -> dict[str, Any]:
+        return {"env_steps": self.env_steps}
 
-    def _checkpoint_folder(self) -> Path:
-        return Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.env_steps = state["env_steps"]
 
-    def _get_output_dir(self, trial: Any) -> str:
-        return self._saving_to or super()._get_output_dir(trial)
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """All or nothing: written under another name, which becomes its own once every process is through."""
-        final, incomplete = self._checkpoint_folder(), Path(self.args.output_dir) / checkpoints.INCOMPLETE
-        if self.args.should_save:
-            shutil.rmtree(incomplete, ignore_errors=True)
-        self.processes.meet("update")
-        with self._failing_together(f"{final} could not be written"):
-            self._saving_to = str(incomplete)
-            try:
-                super()._save_checkpoint(model, trial)
-                self._save_run_state(incomplete / final.name)
-            finally:
-                self._saving_to = None
-        with self._failing_together(f"{final} could not be written"):
-            if self.args.should_save:
-                checkpoints.publish(incomplete / final.name, final, self._settings())
-        self._saved_step = self.state.global_step
-        with self._failing_together(f"{final} is written, but older ones could not be removed"):
-            if self.args.should_save:
-                rotate_checkpoints(self.args.output_dir, self.args.save_total_limit, use_mtime=True)
-                shutil.rmtree(incomplete)
+class RunCheckpointer:
+    """Writes, rotates, checks and loads the checkpoints of one run. Every method must be called by all processes.
 
-    @contextmanager
-    def _failing_together(self, what: str) -> Iterator[None]:
-        """What goes wrong here on one process is said by all of them; what was half written is removed."""
-        error: Exception | None = None
-        try:
-            yield
-        except Exception as failure:  # a full disk has many names: OSError, SafetensorError, RuntimeError
-            error = failure
-        faults = self.processes.gather(repr(error) if error else None)
-        if any(faults):
-            if self.args.should_save:
-                shutil.rmtree(Path(self.args.output_dir) / checkpoints.INCOMPLETE, ignore_errors=True)
-            listed = "; ".join(f"process {rank}: {fault}" for rank, fault in enumerate(faults) if fault)
-            raise OSError(f"{what} ({listed}). Earlier checkpoints are intact: fix this and resume.") from error
+    Args:
+        args: Output folder, how many checkpoints to keep, whether settings may have changed.
+        processes: All processes of the run.
+        manifest: Describes the run.
+        parts: What has state beside what `Trainer` saves, by name. They are loaded in this order.
+    """
 
-    def _save_run_state(self, folder: Path) -> None:
-        corrector = self.corrector.state_dict() if hasattr(self.corrector, "state_dict") else None
-        state = {
-            "corrector": corrector,
-            "env_steps": self.env_steps,
-            "failed_corrections": self.failed_corrections,
-            # A run that was given up begins to count anew, or it would end again at once.
-            "skipped_in_a_row": 0 if self.updater.gave_up else self.updater.skipped_in_a_row,
-        }
-        checkpoints.save_run_state(folder, self.processes.rank, self.buffer, self.collector, state)
-        if self.args.should_save and not self.processes.deepspeed:
-            torch.save(self.updater.state_dict(), folder / checkpoints.CLONING_FILE)
+    def __init__(self, args: GTRConfig, processes: Processes, manifest: Manifest, parts: Mapping[str, Part]) -> None:
+        self.args, self.processes, self.manifest, self.parts = args, processes, manifest, dict(parts)
+        self.output_dir = Path(args.output_dir)
+        self.writes_into = self.output_dir
+        """Where `Trainer` must put a checkpoint's folder: elsewhere while one is being saved."""
+        self._incomplete = self.output_dir / INCOMPLETE
+        self._claimed = False
+        self._latest: Path | None = None
+        """The checkpoint that this run has last saved, or continues."""
 
-    def _settings(self) -> dict[str, Any]:
-        """What a checkpoint can only be resumed with."""
-        corrector = None if self.corrector is None else identity_of(self.corrector)
-        task = {f"task.{name}": value for name, value in _written(vars(self.task)).items() if name[0] != "_"}
-        adapter = self.trained.policy.active_peft_config.to_dict() if self.is_peft_model else {}
-        base = Path(adapter.get("base_model_name_or_path") or "").name
-        if base.startswith(SAVED_BASE):
-            adapter["base_model_name_or_path"] = base  # which is its own wherever the run has moved
-        lora = {f"adapter.{name}": value for name, value in _written(adapter).items()}
-        lora.pop("adapter.peft_version", None)
-        return {"task": self.task.name, "corrector": corrector, **task, **lora, **self.args.resume_settings()}
+    def folder(self, step: int) -> Path:
+        """The checkpoint after update `step`."""
+        return self.output_dir / f"checkpoint-{step}"
 
-    def _checkpoint_to_resume(self, given: str | bool | None) -> str | None:
-        """With `overwrite` a run that has saved nothing yet begins afresh: what a scheduler that restarts it needs."""
-        return checkpoints.resolve_checkpoint(given, self.args.output_dir, required=not self.args.overwrite)
+    def is_saved(self, step: int) -> bool:
+        """Whether this run has a checkpoint after update `step`; one of that name may be an earlier run's."""
+        return self._latest == self.folder(step).resolve()
 
-    def _claim_output_dir(self, checkpoint: str | None) -> None:
-        """Refuse to mix two runs in one folder, or clear it where that is wanted. A run that resumes from its own
-        folder goes on there."""
-        folder = Path(self.args.output_dir)
-        own = checkpoint is not None and Path(checkpoint).parent.resolve() == folder.resolve()
-        if not (own or self._owns_output_dir):
-            first = self.is_world_process_zero()
-            problem = output_folder.problem(folder, self.args.overwrite) if first else None
-            problem = self.processes.gather(problem)[0]
-            if problem is not None:
-                raise ValueError(problem)
-            if first:
-                output_folder.remove_earlier_run(folder)
-        self._owns_output_dir = True
+    def find(self, resume_from_checkpoint: str | bool | None) -> str | None:
+        """The checkpoint to resume from. With `overwrite`, a run that has saved nothing yet starts afresh: what a
+        scheduler that restarts it needs."""
+        return find_checkpoint(resume_from_checkpoint, self.args.output_dir, required=not self.args.overwrite)
 
-    def _resume(self, checkpoint: str) -> None:
-        rank, trained = self.processes.rank, self.trained
-        allowed = self.args.allow_changed_config
-        fault = checkpoints.check(checkpoint, self._settings(), allowed) if self.is_world_process_zero() else None
-        fault = self.processes.gather(fault)[0]
-        if fault is not None:
-            raise ValueError(fault)
-        state = checkpoints.read_run_state(checkpoint, rank)
-        if self.is_deepspeed_enabled:
-            self.load_deepspeed_checkpoint(checkpoint)
-        else:
-            checkpoints.load_policy_weights(checkpoint, trained.policy)
-            checkpoints.load_value_head(checkpoint, trained.value_head)
-        self._load_optimizer_and_scheduler(checkpoint)
-        self._load_scaler(checkpoint)
-        if not self.processes.deepspeed:
-            moments = torch.load(Path(checkpoint, checkpoints.CLONING_FILE), map_location="cpu", weights_only=True)
-            self.updater.load_state_dict(moments)
-        if isinstance(self.lr_scheduler, LambdaLR):
-            # This run's schedule, which is another one if the run was made longer.
-            for group, base, factor in zip(
-                self.optimizer.param_groups, self.lr_scheduler.base_lrs, self.lr_scheduler.lr_lambdas, strict=True
-            ):
-                group["lr"] = base * factor(self.lr_scheduler.last_epoch)
-            self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]
-        self.load_trainer_state(checkpoint)
-        if self._checkpoint_folder().resolve() == Path(checkpoint).resolve():
-            self._saved_step = self.state.global_step
-        checkpoints.load_run_state(checkpoint, rank, self.buffer, self.collector, exact=not allowed)
-        self.env_steps, self.updater.skipped_in_a_row = state["env_steps"], state["skipped_in_a_row"]
-        self.failed_corrections = Counter(state.get("failed_corrections", {}))
-        if state["corrector"] is not None and hasattr(self.corrector, "load_state_dict"):
-            self.corrector.load_state_dict(state["corrector"])
-        self._load_rng_state(checkpoint)  # last: whatever is made above may draw from them
+    def claim_output_dir(self, checkpoint: str | None) -> None:
+        """Refuse to mix two runs in one folder, or clear it with `overwrite`. A run that resumes from its own folder
+        goes on there."""
+        own = checkpoint is not None and Path(checkpoint).parent.resolve() == self.output_dir.resolve()
+        if not (own or self._claimed):
+            self.processes.check_on_first(self._check_output_dir)
+            if self.processes.rank == 0:
+                output_folder.remove_earlier_run(self.output_dir)
+        self._claimed = True
 
-    def _stop_early(self, reason: str) -> None:
-        """Leave a checkpoint behind, unless saving is off or there is one already."""
-        if self.args.save_strategy != "no" and self._saved_step != self.state.global_step:
-            self._save_checkpoint(self.model, trial=None)
-        if self.is_world_process_zero():
-            saved = self._saved_step == self.state.global_step
-            where = f"Resume from {self._checkpoint_folder()}." if saved else "Nothing is saved (save_strategy='no')."
-            logger.warning("The run stops after update %d: %s. %s", self.state.global_step, reason, where)
+    def _check_output_dir(self) -> None:
+        problem = output_folder.problem(self.output_dir, self.args.overwrite)
+        if problem is not None:
+            raise ValueError(problem)
 
-    def _before_collection(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """What collecting changes, where a checkpoint may have to be written of the state before it."""
-        if self.args.save_strategy == "no" or self._saved_step == self.state.global_step:
-            return None
-        return self.collector.state_dict(), checkpoints.random_states()
-
-    def _stop_if_told(
-        self,
-        received: Sequence[int | None],
-        faults: Sequence[str | None] = (),
-        before: tuple[dict[str, Any], dict[str, Any]] | None = None,
-    ) -> None:
-        """On a signal to any process, or where one can't act: save where the last update ended, and leave.
+    def save(self, step: int, save_trainer: Callable[[], None]) -> None:
+        """Write the checkpoint after update `step`, then remove those beyond `save_total_limit`.
 
         Args:
-            received: The signal of each process.
-            faults: Why a process can't act.
-            before: The state before a rollout that is now abandoned.
+            step: Updates so far.
+            save_trainer: Writes what `Trainer` saves into a folder below `writes_into`.
         """
-        number = next((each for each in received if each is not None), None)
-        fault = next((f"{each} (process {rank})" for rank, each in enumerate(faults) if each), None)
-        if number is None and fault is None:
-            return
-        if before is not None:
-            self.collector.rewind(before[0])
-            checkpoints.set_random_states(before[1])
-        self._stop_early(fault or f"{signal.Signals(number or 0).name} received")
-        self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
-        if fault is not None:
-            raise FloatingPointError(fault)
-        raise SystemExit(128 + (number or 0))  # as a scheduler expects it
+        first, final = self.processes.rank == 0, self.folder(step)
+        folder = self._incomplete / final.name
+        if first:
+            shutil.rmtree(self._incomplete, ignore_errors=True)
+        self.processes.barrier("update")
+        with self.writing(f"{final} could not be written"):
+            self.writes_into = self._incomplete
+            try:
+                save_trainer()
+            finally:
+                self.writes_into = self.output_dir
+            self._save_parts(folder)
+        with self.writing(f"{final} could not be written"):
+            if first:
+                self._publish(folder, final)
+        self._latest = final.resolve()
+        with self.writing(f"{final} is written, but older ones could not be removed"):
+            if first:
+                rotate_checkpoints(self.args.output_dir, self.args.save_total_limit, use_mtime=True)
+                shutil.rmtree(self._incomplete)
 
-    def _stop_where_needed(self, rollout: Rollout) -> None:
-        """After an update: nothing left to spend, or nothing learned because no number is finite."""
-        reasons = self.processes.gather(rollout.stop_reason)
-        if any(reasons):
-            self._stop_early(next(reason for reason in reasons if reason))
-            self.control.should_training_stop = True
-        if self.updater.gave_up:
-            faults = self.processes.gather(self.updater.not_finite)
-            fault = next((f"{name} (process {rank})" for rank, name in enumerate(faults) if name), "a gradient")
-            reason = f"{self.updater.skipped_in_a_row} optimizer steps in a row were skipped: {fault} is not finite"
-            self._stop_early(reason)
-            raise FloatingPointError(
-                f"{reason}. Look for rewards that aren't finite, lower the learning rate, or train in float32 or "
-                "bfloat16: float16 overflows."
+    @contextmanager
+    def writing(self, what: str) -> Iterator[None]:
+        """An error here is raised on all processes, and an incomplete checkpoint is removed."""
+        try:
+            with self.processes.raise_on_all_ranks(what, "Earlier checkpoints are intact: fix this and resume."):
+                yield
+        except OSError:
+            if self.processes.rank == 0:
+                shutil.rmtree(self._incomplete, ignore_errors=True)
+            raise
+
+    def _save_parts(self, folder: Path) -> None:
+        for name, part in self.parts.items():
+            if not part.shared or self.processes.rank == 0:
+                state = part.owner.state_dict()
+                if state:  # most correctors have none
+                    part.format.write(folder / part.file(name, self.processes.rank), state)
+
+    def _publish(self, folder: Path, final: Path) -> None:
+        """Give a complete checkpoint its own name."""
+        manifest = self.manifest.listing(folder)
+        manifest.write(folder)
+        for name in (*(manifest.files or ()), MANIFEST_FILE, "."):
+            sync(folder / name)
+        if final.exists():  # of an earlier run in this folder
+            final.rename(folder.parent / "replaced")
+        folder.rename(final)
+        sync(final.parent)
+
+    def load(self, checkpoint: str, load_trainer: Callable[[str], None]) -> None:
+        """Check a checkpoint and put every part into the state that it holds.
+
+        Args:
+            checkpoint: Its folder.
+            load_trainer: Loads what `Trainer` saved.
+        """
+        allow = self.args.allow_changed_config
+        self.processes.check_on_first(
+            lambda: Manifest.read(checkpoint).check_resumes(checkpoint, self.manifest, allow)
+        )
+        saved = Manifest.read(checkpoint)
+        if self.processes.rank == 0:
+            self._compare_versions(checkpoint, saved)
+        states = self._read_parts(
+            Path(checkpoint), saved
+        )  # a file that can't be read is known before anything changes
+        load_trainer(checkpoint)
+        for name, state in states.items():
+            self.parts[name].owner.load_state_dict(state)
+        self._latest = Path(checkpoint).resolve()
+
+    def _read_parts(self, folder: Path, saved: Manifest) -> dict[str, Any]:
+        states = {}
+        for name, part in self.parts.items():
+            file = part.file(name, self.processes.rank)
+            if file in (saved.files or {}):
+                states[name] = part.format.read(folder / file)
+            elif part.owner.state_dict():  # only where `allow_changed_config` let another corrector in
+                logger.warning("%s holds no state of the %s, which starts afresh.", folder, name)
+        return states
+
+    def _compare_versions(self, checkpoint: str, saved: Manifest) -> None:
+        now = self.manifest.versions
+        changed = [
+            f"{name} {was} (now {now.get(name)})" for name, was in saved.versions.items() if was != now.get(name)
+        ]
+        if changed:
+            logger.warning(
+                "%s was written with %s: the run may not continue to the last bit.", checkpoint, ", ".join(changed)
             )
-
-
-def _written(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those values that can be written down and compared."""
-    written: dict[str, Any] = {}
-    for name, value in values.items():
-        with suppress(TypeError, ValueError):
-            written[name] = json.loads(json.dumps(sorted(value) if isinstance(value, set | frozenset) else value))
-    return written

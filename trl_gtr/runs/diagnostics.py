@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ..tasks.base import Task
 from ..types import Response, Rollout, Transition
 
 BLEU_ORDER = 4
@@ -121,7 +122,7 @@ def thought_text(response: Response) -> str:
     return text if isinstance(text, str) else response.thought
 
 
-def rollout_diagnostics(rollout: Rollout, task: Any) -> dict[str, float]:
+def rollout_diagnostics(rollout: Rollout, task: Task) -> dict[str, float]:
     """All measures of one rollout, by metric name.
 
     `thoughts/distinct_2`, `thoughts/distinct_4`, `thoughts/self_bleu`, `thoughts/identical_across_states`,
@@ -130,8 +131,7 @@ def rollout_diagnostics(rollout: Rollout, task: Any) -> dict[str, float]:
     its own; and where the task names its `reading_parts`, `thoughts/reading`: all of those at once.
     Nothing where there is nothing to measure: no step, or a response format without a thought.
     """
-    fields = getattr(getattr(task, "format", None), "fields", None)
-    if not rollout.transitions or (fields is not None and not fields):
+    if not rollout.transitions or not task.format.fields:
         return {}
     thoughts = [thought_text(step.response) for step in rollout.transitions]
     elsewhere = said_elsewhere(thoughts, [_State(step) for step in rollout.transitions])
@@ -144,19 +144,22 @@ def rollout_diagnostics(rollout: Rollout, task: Any) -> dict[str, float]:
         "thoughts/length_words": mean_words(thoughts),
     }
     judgements = [task.judge(step.response, step.info) for step in rollout.transitions]
+    return metrics | _truth(task, judgements, elsewhere)
+
+
+def _truth(task: Task, judgements: Sequence[Mapping[str, bool]], elsewhere: Sequence[bool]) -> dict[str, float]:
+    """How many thoughts are true, of those that the task can judge; nothing where it can judge none."""
+    judged = [pair for pair in zip(judgements, elsewhere, strict=True) if pair[0]]
+    if not judged:
+        return {}
     rates = judged_rates(judgements)
-    if rates:
-        metrics["thoughts/true"] = rates.pop("true")
-        metrics |= {f"thoughts/true_{part.replace(' ', '_')}": rate for part, rate in rates.items()}
-        metrics["thoughts/identical_untrue"] = _share(
-            [
-                repeated and not all(judgement.values())
-                for repeated, judgement in zip(elsewhere, judgements, strict=True)
-            ]
-        )
-    reading_parts = getattr(task, "reading_parts", ())
-    if reading_parts:
-        metrics["thoughts/reading"] = _share([all(judged[part] for part in reading_parts) for judged in judgements])
+    metrics = {
+        "thoughts/true": rates.pop("true"),
+        **{f"thoughts/true_{part.replace(' ', '_')}": rate for part, rate in rates.items()},
+        "thoughts/identical_untrue": _share([repeated and not all(parts.values()) for parts, repeated in judged]),
+    }
+    if task.reading_parts:
+        metrics["thoughts/reading"] = _share([all(parts[part] for part in task.reading_parts) for parts, _ in judged])
     return metrics
 
 

@@ -20,14 +20,14 @@ from datasets import Features, Image, List, Value
 from PIL import Image as PILImage
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from ..policy.action_logprobs import SpanFinder
 from ..config import GTRConfig
-from .diagnostics import thought_text
-from ..storage.files import writing_log, written_whole
+from ..learning.experience import Experience
+from ..policy.spans import SpanFinder
 from ..responses.safe_text import storable
+from ..storage.files import atomic_write, writing_log
 from ..tasks.base import Task
 from ..types import Rollout
-from ..learning.update import Experience
+from .diagnostics import thought_text
 
 FOLDER = "episodes"
 SCHEMA = Features(
@@ -44,10 +44,12 @@ SCHEMA = Features(
         "action": Value("string"),
         "valid": Value("bool"),
         "legal": Value("bool"),
+        "substitute": Value("string"),
         "error": Value("string"),
         "verdict": Value("string"),
         "corrected_thought": Value("string"),
         "corrected_action": Value("string"),
+        "failure": Value("string"),
         "reason": Value("string"),
         "judgement": List({"part": Value("string"), "right": Value("bool")}),
         "reward": Value("float32"),
@@ -103,9 +105,10 @@ class EpisodeLog(TrainerCallback):
                 write_shard(path, rows)
 
     def _rows(self, rollout: Rollout, experience: Experience, update: int, args: Any) -> Iterator[dict[str, Any]]:
+        scores, absent = experience.scores, [None] * len(experience)
         numbers = {
-            "value": experience.values.tolist(),
-            "return": experience.returns.tolist(),
+            "value": absent if scores.value is None else scores.value.tolist(),
+            "return": absent if experience.returns is None else experience.returns.tolist(),
             "advantage": experience.advantages.tolist(),
         }
         # By environment and length: an episode of this rollout is found again by its last step.
@@ -127,8 +130,8 @@ class EpisodeLog(TrainerCallback):
                 **self._words(rollout, i),
                 **{name: values[i] for name, values in numbers.items()},
                 "tokens": self.spans.pieces(step.response_ids),
-                "token_logprobs": experience.token_logprobs[i].tolist(),
-                "action_start": experience.action_starts[i],
+                "token_logprobs": scores.token_logprobs[i][scores.mask[i]].tolist(),
+                "action_start": int(scores.action_start[i]),
             }
 
     def _words(self, rollout: Rollout, i: int) -> dict[str, Any]:
@@ -143,10 +146,12 @@ class EpisodeLog(TrainerCallback):
             "action": response.action,
             "valid": response.valid,
             "legal": step.legal,
+            "substitute": step.substitute,
             "error": response.error,
             "verdict": correction.verdict if correction else None,
             "corrected_thought": None if corrected is None else self.task.format.render_thought(corrected),
             "corrected_action": correction.action if correction else None,
+            "failure": correction.failure if correction else None,
             "reason": correction.reason if correction else None,
             "judgement": [
                 {"part": part, "right": right} for part, right in self.task.judge(response, step.info).items()
@@ -182,7 +187,7 @@ def write_shard(path: str | Path, rows: list[dict[str, Any]]) -> None:
     """One Parquet file in the schema, whole or not at all."""
     table = pa.Table.from_pylist([_storable(row) for row in rows], schema=SCHEMA.arrow_schema)
     # A file and no name: pyarrow takes none that is no UTF-8.
-    with written_whole(Path(path)) as unfinished, unfinished.open("wb") as file:
+    with atomic_write(Path(path)) as unfinished, unfinished.open("wb") as file:
         pq.write_table(table, file)
 
 

@@ -10,9 +10,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import checkpoints, episode_log
-from .run_log import CARD_FILE, METRICS_FILE
+from ..policy.weights import VALUE_HEAD_FILE
 from ..responses.safe_text import printable
+from . import episode_log
+from .manifest import FIRST_CONTENTS_FILE, MANIFEST_FILE
+from .run_log import CARD_FILE, METRICS_FILE
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
@@ -20,15 +22,21 @@ _CHECKPOINT = re.compile(r"checkpoint-\d+")
 
 def earlier_run(folder: Path) -> Iterator[Path]:
     """What another run has written here."""
-    # A model that is saved beside an earlier run's adapter would be loaded as that adapter. A value head tells a run's
-    # agent from an adapter that somebody else has put here.
-    agent = ADAPTER_FILES if (folder / checkpoints.VALUE_HEAD_FILE).is_file() else ()
-    for name in (METRICS_FILE, CARD_FILE, *agent):
+    for name in (METRICS_FILE, CARD_FILE, *_adapter_files(folder)):
         if (folder / name).is_file():
             yield folder / name
     yield from (shard for _, shard in episode_log.shards(folder / episode_log.FOLDER))
     if folder.is_dir():
         yield from sorted(path for path in folder.iterdir() if _CHECKPOINT.fullmatch(path.name) and path.is_dir())
+
+
+def _adapter_files(folder: Path) -> tuple[str, ...]:
+    """An adapter that a run has saved here: a model that is saved beside it would be loaded as that adapter."""
+    # A manifest, or version 0.1's value head, tells it from an adapter that somebody else has put here.
+    marks = (MANIFEST_FILE, VALUE_HEAD_FILE)
+    has_adapter = any((folder / name).is_file() for name in ADAPTER_FILES)
+    by_run = any((folder / name).is_file() for name in marks)
+    return (*ADAPTER_FILES, *marks) if has_adapter and by_run else ()
 
 
 def problem(folder: str | Path, overwrite: bool) -> str | None:
@@ -42,10 +50,10 @@ def problem(folder: str | Path, overwrite: bool) -> str | None:
             "with `resume_from_checkpoint=True` (--resume_from_checkpoint true), or choose another `output_dir`."
         )
     for path in found:
-        if path.is_dir() and not (path / checkpoints.CONTENTS_FILE).is_file():
+        if path.is_dir() and not any((path / name).is_file() for name in (MANIFEST_FILE, FIRST_CONTENTS_FILE)):
             return printable(
-                f"{path} is no checkpoint of this trainer, so it isn't overwritten: move it away, or choose another "
-                "`output_dir`."
+                f"{path} is not a checkpoint of this trainer, so it isn't overwritten: move it away, or choose "
+                "another `output_dir`."
             )
     return None
 

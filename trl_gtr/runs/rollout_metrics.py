@@ -6,23 +6,22 @@ import collections
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..correctors.base import failure_kind
 from ..distributed.means import Means
-from ..rollouts.collector import in_processes
 from ..responses.safe_text import printable
-from ..types import Rollout, Share, Transition
+from ..rollouts.vector_envs import in_processes
+from ..tasks.base import Task
+from ..types import Correction, Rollout, Share, Transition
 
 _TAIL = 60
 
 
-def count_rollout(rollout: Rollout, task: Any, means: Means) -> None:
+def count_rollout(rollout: Rollout, task: Task, means: Means) -> None:
     """Add the rollout's episodes, responses and corrections to `means`."""
     for episode in rollout.episodes:
         if in_processes(task):
@@ -36,7 +35,7 @@ def count_rollout(rollout: Rollout, task: Any, means: Means) -> None:
         means.add("episode/success", success)
         if task.solvable(episode[0].info):
             means.add("episode/success_solvable", success)
-        for name, value in (task.metrics(episode) if hasattr(task, "metrics") else {}).items():
+        for name, value in task.metrics(episode).items():
             means.add(f"episode/{name}", value)
     steps = rollout.transitions
     means.add("reward", [step.reward for step in steps])
@@ -49,25 +48,8 @@ def count_rollout(rollout: Rollout, task: Any, means: Means) -> None:
     for verdict in ("right", "corrected", "unsolvable", "failed"):
         if asked:
             means.add(f"corrector/{verdict}", [1.0] * verdicts[verdict] + [0.0] * (asked - verdicts[verdict]))
-    answers = [c for c in rollout.corrections if c is not None and failure_kind(c) != "late"]
+    answers = [c for c in rollout.corrections if c is not None and c.failure != "late"]
     means.add("corrector/latency", [answer.latency for answer in answers])
-
-
-def count_failures(rollout: Rollout) -> collections.Counter[str]:
-    """How many of the rollout's corrections failed, by kind."""
-    kinds = (failure_kind(correction) for correction in rollout.corrections if correction is not None)
-    return collections.Counter(kind for kind in kinds if kind is not None)
-
-
-def with_failures(metrics: Mapping[str, float], failures: Mapping[str, int]) -> dict[str, float]:
-    """A corrector's metrics with `corrector/failed_<kind>` by the steps that got no label.
-
-    They take the place of its own: it doesn't know which of its answers came too late or never began, and what a cache
-    repeats.
-    """
-    own = ("corrector/failed_", "corrector/fallback_failed_")
-    kept = {name: value for name, value in metrics.items() if not name.startswith(own)}
-    return kept | {f"corrector/failed_{kind}": float(count) for kind, count in failures.items()}
 
 
 def without_images(rollout: Rollout) -> Rollout:
@@ -120,7 +102,7 @@ def print_completions(rollout: Rollout, rows: int, seed: int, advantages: np.nda
     Console().print(completions_table(rollout, rows, seed, advantages))
 
 
-def _describe(correction: Any) -> str:
-    if correction.verdict == "corrected":
+def _describe(correction: Correction) -> str:
+    if correction.thought is not None:
         return "; ".join(f"{key}: {value}" for key, value in correction.thought.items())
-    return correction.verdict + (f" ({correction.reason})" if correction.reason else "")
+    return correction.verdict + (f" ({correction.explanation})" if correction.explanation else "")

@@ -1,32 +1,44 @@
 """What a run says of itself on disk while it runs: `metrics.jsonl`, a line a log, and `run.json`, its card.
 
-Both are complete at every moment, so that a report can be made of a run that goes on or has crashed.
+Both are complete at every moment, so that a report can be made of a run that is going on or has crashed. The card
+names the process, so that a reader can tell the one from the other.
 """
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import datetime
-import importlib.metadata
 import json
 import logging
 import os
 import platform
+import shlex
+import sys
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
-from ..config import REFUSED_FIELDS, GTRConfig
-from ..storage.files import writing_log, written_whole
+from .. import tiny_llava
+from ..config import GTRConfig, refused_fields
+from ..responses.safe_text import one_line
+from ..storage.files import atomic_write, writing_log
+from .manifest import package_versions
 
 logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
 CARD_FILE = "run.json"
-PACKAGES = ("trl-gtr", "trl", "transformers", "accelerate", "peft", "torch", "datasets", "gymnasium", "numpy")
 MOST_WARNINGS = 100
+SECRETS = ("token", "key", "password", "secret")
+"""How the name of an option ends whose value the card doesn't show."""
+LIBRARY = "trl_gtr"
+"""The logger whose warnings are kept."""
 
 
 class RunLog(TrainerCallback):
@@ -40,48 +52,65 @@ class RunLog(TrainerCallback):
     def __init__(self, args: GTRConfig, about: dict[str, Any]) -> None:
         self.folder, self.about = Path(args.output_dir), about
         self.warnings = _WarningList()
-        self.began = False
+        self.card: dict[str, Any] = {}
+        """Empty on all processes but the first, and before training."""
+        self.earlier_seconds, self.begun_at = 0.0, 0.0
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
         self.warnings.listen()
-        self.state, self.began = state, True
-        self.card = run_card(args) | self.about
+        self.earlier_seconds, self.begun_at = 0.0, time.monotonic()
+        self.card = run_card(args) | self.about | {"state": "running", "updates": state.max_steps}
+        self.card["model"] = tiny_llava.name_of(self.card["model"])
         earlier = self.folder / CARD_FILE
         if state.global_step and earlier.is_file():
             try:
                 old = json.loads(earlier.read_text("utf-8"))
                 kept = [w for w in old["warnings"] if w["update"] <= state.global_step]
                 self.card["started"], self.warnings.entries = old["started"], kept
+                self.earlier_seconds = float(old.get("seconds", 0.0))
             except (ValueError, KeyError, TypeError) as error:
                 logger.warning("%s can't be read (%r): the run begins a new one.", earlier, error)
         # The history of a resumed run ends at its checkpoint: what a crash has left behind that is gone.
         metrics = self.folder / METRICS_FILE
-        with writing_log(metrics), written_whole(metrics) as file:
+        with writing_log(metrics), atomic_write(metrics) as file:
             file.write_text("".join(map(_line, state.log_history)), "utf-8")
         self._write_card()
+        atexit.register(self._note_crash)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.warnings.update = state.global_step
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # Before training there is nobody to write for; what was logged until then is in the history.
-        if self.began:
+        if self.card:
             metrics = self.folder / METRICS_FILE
             with writing_log(metrics), metrics.open("a", encoding="utf-8") as file:
                 file.write(_line(state.log_history[-1]))
             self._write_card()
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if self.began:
+        if self.card:
             self.warnings.stop()
+            atexit.unregister(self._note_crash)
+            self.card["state"] = "finished" if state.global_step >= state.max_steps else "stopped"
             self._write_card()
 
-    def _write_card(self) -> None:
-        self.card |= {"warnings": self.warnings.entries, "updated": _now()}
+    def _note_crash(self) -> None:
+        """The interpreter ends and training hasn't: say so, and why if a traceback was printed."""
         card = self.folder / CARD_FILE
-        with writing_log(card), written_whole(card) as file:
+        if not card.is_file() or json.loads(card.read_text("utf-8")).get("updated") != self.card["updated"]:
+            return  # removed since, or of a later run
+        error = getattr(sys, "last_value", None)
+        self.card |= {"state": "crashed", "error": None if error is None else one_line(repr(error), 500)}
+        self._write_card()
+
+    def _write_card(self) -> None:
+        seconds = self.earlier_seconds + time.monotonic() - self.begun_at
+        self.card |= {"warnings": self.warnings.entries, "updated": _now(), "seconds": round(seconds, 1)}
+        card = self.folder / CARD_FILE
+        with writing_log(card), atomic_write(card) as file:
             file.write_text(json.dumps(self.card, indent=1, default=str), "utf-8")
 
 
@@ -94,11 +123,14 @@ def run_card(args: GTRConfig) -> dict[str, Any]:
             defaults[field.name] = field.default_factory()
         elif field.default is not dataclasses.MISSING:
             defaults[field.name] = field.default
+    process = psutil.Process()
     return {
         "started": _now(),
+        "command": command_line(sys.argv),
+        "process": {"host": platform.node(), "pid": process.pid, "created": process.create_time()},
         "config": config,
         "changed": sorted(name for name, value in config.items() if _is_set(name, value, defaults)),
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        "versions": package_versions(),
         "hardware": {
             "machine": platform.platform(),
             "cpu_cores": os.cpu_count(),
@@ -110,9 +142,21 @@ def run_card(args: GTRConfig) -> dict[str, Any]:
     }
 
 
+def command_line(words: Sequence[str]) -> str:
+    """A command as one would type it, with its secrets hidden."""
+    shown: list[str] = []
+    hide_next = False
+    for word in words:
+        name, given, _ = word.partition("=")
+        secret = name.startswith("--") and name.lower().endswith(SECRETS)
+        shown.append("[hidden]" if hide_next else f"{name}=[hidden]" if secret and given else shlex.quote(word))
+        hide_next = secret and not given
+    return " ".join(shown)
+
+
 def _is_set(name: str, value: Any, defaults: dict[str, Any]) -> bool:
     """Whether somebody chose this value; not what the arguments work out by themselves or hide."""
-    if name not in defaults or name in (*REFUSED_FIELDS, "accelerator_config") or name.endswith("_token"):
+    if name not in defaults or name in (*refused_fields(), "accelerator_config") or name.endswith("_token"):
         return False
     return value != defaults[name] and bool(value or defaults[name])
 
@@ -126,13 +170,13 @@ class _WarningList(logging.Handler):
         self.update = 0
 
     def listen(self) -> None:
-        library = logging.getLogger(__package__)
+        library = logging.getLogger(LIBRARY)
         for other in [handler for handler in library.handlers if isinstance(handler, _WarningList)]:
             library.removeHandler(other)  # of a run that ended in an error
         library.addHandler(self)
 
     def stop(self) -> None:
-        logging.getLogger(__package__).removeHandler(self)
+        logging.getLogger(LIBRARY).removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         if logging.lastResort is not None and not logging.getLogger().handlers:
@@ -148,13 +192,6 @@ class _WarningList(logging.Handler):
 
 def _line(entry: dict[str, Any]) -> str:
     return json.dumps(entry) + "\n"
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _now() -> str:

@@ -1,58 +1,74 @@
-"""Arguments of the example scripts: the command line over a YAML file, every typo an error of one line."""
+"""Arguments of commands and scripts: the command line over a YAML file, every mistake an error of one line."""
 
 from __future__ import annotations
 
-import argparse
-import difflib
-import json
-import sys
-from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import dataclasses
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from trl import TrlParser
 
-from ..responses.safe_text import one_line
+from ..tasks import Task, make_task, task_options
+from .options import Option
+from .settings import command_line, find_own_modules, task_of, task_options_of, value_of, with_task_options
+from .usage import check_names, format_help, options_of_task
+
+
+@dataclass
+class TaskArguments:
+    """The task of a command. Options that it declares may be given by their own names too: `--hands pool`."""
+
+    task: str = field(
+        default="points24",
+        metadata={"help": "points24, ezpoints, number_line, blackjack, alfworld, or module:Class."},
+    )
+    task_options: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Options of the task by name; a mapping in a file, JSON on the command line."}
+    )
+
+    def make_task(self, **more: Any) -> Task:
+        """The task; `more` options go over those that are given."""
+        return make_task(self.task, **task_options_of(self.task_options) | more)
 
 
 class Parser(TrlParser):
-    """TRL's parser, with a short usage and one-line errors: there are hundreds of options."""
+    """TRL's parser, with one-line errors and a short help: there are hundreds of options."""
 
     def __init__(
-        self, dataclass_types: Iterable[Any], description: str | None = None, hidden: Container[str] = ()
+        self,
+        dataclass_types: Iterable[Any],
+        description: str | None = None,
+        hidden: Container[str] = (),
+        prog: str | None = None,
     ) -> None:
-        super().__init__(
-            dataclass_types,
-            description=description,
-            usage="%(prog)s [--config FILE.yaml] [--OPTION VALUE ...]",
-            formatter_class=_Help,
-            allow_abbrev=False,
-        )
-        for action in self._actions:
-            if action.dest in hidden:
-                action.help = argparse.SUPPRESS
+        super().__init__(dataclass_types, prog=prog, description=description, allow_abbrev=False)
+        self.hidden = hidden
+        self.task_options: list[Option] = []
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)  # argparse would print the usage and a line of its own
 
-    def check_names(self, argv: Sequence[str]) -> None:
-        """Raise a `ValueError` that suggests the nearest option if there is no such option."""
-        known = {name.removeprefix("--") for name in self._option_string_actions} | {"config"}
-        named = [(word[2:].partition("=")[0], "the command line") for word in argv if word.startswith("--")]
-        if "--config" in argv:
-            file = _after(argv, "--config")
-            named += [(key, file) for key in _read_yaml(file) if key != "env"]
-        for name, place in named:
-            if name and str(name) not in known:
-                near = difflib.get_close_matches(str(name), known, n=1)
-                hint = f"did you mean `{near[0]}`?" if near else "`--help` lists the options."
-                raise ValueError(f"There is no option `{name}`, as {place} has it: {hint}")
+    @property
+    def names(self) -> set[str]:
+        """The options' names, as in a file."""
+        return {action.dest for action in self._actions}
+
+    def format_help(self) -> str:
+        fields = [
+            Option(each.name, self.get_default(each.name), each.metadata.get("help", ""), _group(dataclass))
+            for dataclass in self.dataclass_types
+            for each in dataclasses.fields(dataclass)
+            if each.init and each.name not in self.hidden
+        ]
+        usage = f"{self.prog} [--config FILE.yaml] [--OPTION VALUE ...]"
+        return format_help(usage, self.description, [*fields, *self.task_options], {})
 
 
-class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Defaults behind every option; the script's docstring as it is."""
+def _group(dataclass: Any) -> str:
+    """The heading of a class's options: what it says about itself, else its name."""
+    return vars(dataclass).get("_argument_group_name") or dataclass.__name__
 
 
 def parse_arguments(
@@ -63,8 +79,11 @@ def parse_arguments(
     description: str | None = None,
     defaults: dict[str, Any] | None = None,
     hidden: Container[str] = (),
+    prog: str | None = None,
 ) -> tuple[Any, ...]:
     """One instance of each dataclass: the command line over `--config FILE`, over `defaults`.
+
+    Where one of them has a field `task_options`, the options that the task declares may be given by their plain names.
 
     Args:
         dataclass_types: Whose fields are the options.
@@ -73,60 +92,19 @@ def parse_arguments(
         description: What `--help` says first: the script's docstring.
         defaults: Other defaults than those of the dataclasses.
         hidden: Fields that `--help` leaves out.
+        prog: How the program is called.
     """
-    given = sys.argv[1:] if argv is None else argv
-    words = [part for word in given for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
-    if default_config is not None and "--config" not in words:
-        words = ["--config", str(default_config), *words]
-    parser = Parser(dataclass_types, description, hidden)
+    words = command_line(argv)
+    parser = Parser(dataclass_types, description, hidden, prog)
     parser.set_defaults(**(defaults or {}))
-    parser.check_names(words)
+    if value_of(words, "config") is None and default_config is not None:
+        words = ["--config", str(default_config), *words]
+    find_own_modules()
+    if "task_options" in parser.names:
+        task = task_of(words, parser.get_default("task"))
+        parser.task_options = options_of_task(task)
+        check_names(words, {*parser.names, *task_options(task)})
+        words = with_task_options(words, task, parser.names)
+    else:
+        check_names(words, parser.names)
     return parser.parse_args_and_config(words)
-
-
-def json_options(
-    given: dict[str, Any] | str | None, name: str = "task_options", example: str = '{"history": 4}'
-) -> dict[str, Any]:
-    """Options of the field `name`, from a YAML file or, as JSON, from the command line."""
-    try:
-        options = json.loads(given) if isinstance(given, str) else given or {}
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{name} is no JSON object ({error}): write e.g. '{example}'.") from error
-    if not isinstance(options, dict):
-        raise ValueError(f"{name} must name options, as in {example}, not {options!r}.")
-    return options
-
-
-@contextmanager
-def one_line_errors(
-    kinds: type[Exception] | tuple[type[Exception], ...] = (ValueError, OSError, ImportError),
-) -> Iterator[None]:
-    """For everything before training: what the user got wrong is said in one line, without a traceback.
-
-    Args:
-        kinds: The errors that are meant.
-    """
-    try:
-        yield
-    except kinds as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        raise SystemExit(2) from None
-
-
-def _after(argv: Sequence[str], option: str) -> str:
-    place = argv.index(option) + 1
-    if place == len(argv):
-        raise ValueError(f"{option} needs a value.")
-    return argv[place]
-
-
-def _read_yaml(file: str) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(Path(file).read_text("utf-8"))
-    except OSError as error:
-        raise ValueError(f"The configuration file {file} can't be read: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is no YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} must hold options as `name: value`.")
-    return content

@@ -12,39 +12,20 @@ and a set of Points24's hands are each played once before any comes again; `--ep
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import torch
-from rich.console import Console
+from .arguments import TaskArguments, parse_arguments
+from .usage import one_line_errors
 
-from ..config import episode_count
-from ..evaluation.agents import Agent, ExpertAgent, NoAnswer, PolicyAgent, RandomAgent, ServedAgent
-from ..evaluation.evaluate import count_episodes, evaluate_agent
-from ..policy.loading import load_policy
-from ..policy.scoring import VLMPolicy
-from ..runs.checkpoints import saved_task
-from ..tasks import Task
-from . import train as launch
-from .arguments import one_line_errors, parse_arguments
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass
-class Arguments:
-    task: str = field(default="points24", metadata={"help": "What is played."})
-    hands: str = field(
-        default="all",
-        metadata={"help": "Points24: all (random deals), pool, unseen (outside the pool), or solvable (all 566)."},
-    )
-    split: str | None = field(default=None, metadata={"help": "ALFWorld: train, valid_seen or valid_unseen."})
-    task_options: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "More options of `make_task`; JSON on the command line."}
-    )
+class Arguments(TaskArguments):
     agents: list[str] | None = field(
-        default=None, metadata={"help": "Who plays; the expert, chance and the embedded model if left out."}
+        default=None, metadata={"help": "Who plays; left out: the expert, chance and the embedded model."}
     )
     episodes: str = field(
         default="200", metadata={"help": "Episodes for each agent, or 'all': each game or hand of a set once."}
@@ -53,73 +34,33 @@ class Arguments:
     temperature: float = field(default=0.0, metadata={"help": "Sampling temperature; 0 is greedy."})
     max_completion_length: int = field(default=256, metadata={"help": "Most new tokens of a response."})
     batch_size: int = field(default=32, metadata={"help": "Episodes side by side."})
-    device: str = field(default="cuda" if torch.cuda.is_available() else "cpu", metadata={"help": "Where models run."})
+    device: str | None = field(default=None, metadata={"help": "Where models run; left out: a GPU if there is one."})
     dtype: str = field(default="float32", metadata={"help": "Precision of models, e.g. bfloat16."})
     base_url: str | None = field(default=None, metadata={"help": "Server of openai:MODEL agents."})
     any_task: bool = field(default=False, metadata={"help": "Let agents play that were trained on another task."})
     output: str | None = field(default=None, metadata={"help": "Write every episode's result to this JSON file."})
 
+    _argument_group_name = "options"
 
-def make_agent(name: str, task: Task, args: Arguments) -> Agent:
-    if name == "expert":
-        return ExpertAgent(task)
-    if name == "random":
-        return RandomAgent()
-    if name.startswith("openai:"):
-        return ServedAgent(
-            name.removeprefix("openai:"),
-            base_url=args.base_url,
-            temperature=args.temperature,
-            max_completion_length=args.max_completion_length,
-        )
-    if not args.any_task and saved_task(name) not in (None, task.name):
-        raise ValueError(f"{name} was trained on {saved_task(name)}: set --task to that, or --any_task to play on.")
-    model, processor = load_policy(name, dtype=args.dtype)
-    model = model.to(args.device).eval()
-    policy = VLMPolicy(
-        model,
-        processor,
-        temperature=args.temperature or 1.0,
-        max_completion_length=args.max_completion_length,
-    )
-    greedy = args.temperature == 0
-    return PolicyAgent(lambda prompts, images: policy.generate(model, prompts, images, greedy=greedy))
+
+def main(argv: Sequence[str] | None = None, description: str | None = __doc__, prog: str = "trl-gtr evaluate") -> int:
+    with one_line_errors():
+        (args,) = parse_arguments([Arguments], argv, description=description, prog=prog)
+        _check(args)
+    from .playing import play  # torch, which neither `--help` nor a typo should wait for
+
+    play(args)
+    return 0
 
 
 def _check(args: Arguments) -> None:
     """What would otherwise be found out when everything has been played."""
-    episode_count(args.episodes, "--episodes")
     for name in ("batch_size", "max_completion_length"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name} must be at least 1, not {getattr(args, name)}.")
     if args.temperature < 0:
         raise ValueError("--temperature must not be negative; 0 is greedy.")
-    if not isinstance(getattr(torch, args.dtype, None), torch.dtype):
-        raise ValueError(f"--dtype {args.dtype}: there is float32, bfloat16 and float16.")
+    if args.dtype not in DTYPES:
+        raise ValueError(f"--dtype {args.dtype}: there is {', '.join(DTYPES)}.")
     if args.output and not Path(args.output).absolute().parent.is_dir():
         raise ValueError(f"--output {args.output}: there is no such folder. Make it first.")
-
-
-def main(argv: Sequence[str] | None = None, description: str | None = __doc__) -> None:
-    with one_line_errors():
-        (args,) = parse_arguments([Arguments], argv, description=description)
-        _check(args)
-        options = launch.json_options(args.task_options) | ({"evaluation_split": args.split} if args.split else {})
-        task = launch.task_with_hands(args.task, args.hands, **options)
-        task.make_env(evaluation=True).close()  # what it lacks is told now
-        episodes = count_episodes(task, args.episodes)
-        embedded = "tiny-alfworld" if args.task == "alfworld" else "tiny"
-        agents = {name: make_agent(name, task, args) for name in args.agents or ("expert", "random", embedded)}
-    reports = {}
-    with one_line_errors(NoAnswer):
-        for name, agent in agents.items():
-            torch.manual_seed(args.seed)
-            reports[name] = evaluate_agent(agent, task, episodes, seed=args.seed, num_envs=args.batch_size)
-    console = Console()
-    deals = f"split: {args.split}" if args.split else f"hands: {args.hands}"
-    console.print(launch.report_table(reports, f"{args.task}, {deals}, {episodes} episodes each"))
-    if hasattr(task, "difficulty"):
-        console.print(launch.difficulty_table(reports, "success by kind of deal"))
-    if args.output:
-        written = {name: report.to_json() for name, report in reports.items()}
-        Path(args.output).write_text(json.dumps(written, indent=1))

@@ -20,15 +20,15 @@ from rich.markup import escape
 from rich.table import Table
 from trl import ModelConfig
 
-from ..config import REFUSED_FIELDS
+from ..config import refused_fields
 from ..correctors import CorrectorArguments
 from ..planning.cards import CARDS, card_named
 from ..planning.memory import Sharding
 from ..planning.plan import Plan, make_plan
 from ..planning.work import PlannedConfig, Speed
-from ..tasks import Task, make_task
-from .arguments import json_options, one_line_errors, parse_arguments
-from .train import ScriptArguments, task_with_hands
+from .arguments import parse_arguments
+from .train import ScriptArguments
+from .usage import one_line_errors
 
 NOTE = (
     "counted: on the model without weights. traced: a micro-batch through the run's own code, without weights. "
@@ -55,7 +55,7 @@ class PlanArguments:
     _argument_group_name = "the plan"
 
 
-def main(argv: Sequence[str] | None = None, description: str | None = __doc__) -> None:
+def main(argv: Sequence[str] | None = None, description: str | None = __doc__) -> int:
     with one_line_errors():
         types = (PlanArguments, ScriptArguments, PlannedConfig, ModelConfig, CorrectorArguments)
         words = list(argv or [])
@@ -67,11 +67,12 @@ def main(argv: Sequence[str] | None = None, description: str | None = __doc__) -
             words,
             description=description,
             defaults={"report_to": "none", "processes": sharding.processes or 1},
-            hidden=REFUSED_FIELDS,
+            prog="trl-gtr plan",
+            hidden=refused_fields(),
         )
         speed, available, where = _machine(plan_args, args)
         plan = make_plan(
-            _task(script),
+            script.make_task(),
             args,
             model_args,
             corrector_args,
@@ -84,6 +85,7 @@ def main(argv: Sequence[str] | None = None, description: str | None = __doc__) -
         print(json.dumps(plan.to_json(), indent=1, ensure_ascii=False))
     else:
         print_plan(plan)
+    return 0
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:
@@ -107,12 +109,6 @@ def print_plan(plan: Plan, console: Console | None = None) -> None:
             table.add_row(f"  {escape(each.name)}", escape(str(each)), escape(each.how), style=style)
         table.add_section()
     (console or Console()).print(table)
-
-
-def _task(script: ScriptArguments) -> Task:
-    if script.task == "alfworld":
-        return make_task("alfworld", cut=script.cut, **json_options(script.task_options))
-    return task_with_hands(script.task, script.hands, cut=script.cut)
 
 
 def _machine(plan_args: PlanArguments, args: PlannedConfig) -> tuple[Speed | None, float, str]:

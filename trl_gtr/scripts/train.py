@@ -1,10 +1,11 @@
-"""From the command line to a trained agent: what the example scripts share.
+"""From the command line to a trained agent: what `trl-gtr train` and the example scripts run in every process.
 
-parse → task → check the output folder → corrector → load the model → (script: trainer) → train, evaluate, report
+parse → task → check the output folder → corrector → load the model → trainer → train, evaluate, report
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,46 +14,41 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 from transformers.integrations import is_tensorboard_available
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from ..config import MODEL_INIT_KWARGS, REFUSED_FIELDS, GTRConfig
-from ..correctors import CorrectorArguments
-from ..evaluation.evaluate import EvaluationReport, count_episodes
+from ..config import MODEL_INIT_KWARGS, GTRConfig, refused_fields
+from ..correctors import CorrectorArguments, make_corrector
+from ..evaluation.evaluate import count_episodes
+from ..evaluation.reports import EvaluationReport
+from ..evaluation.tables import report_table
 from ..policy.loading import load_policy, lora_target_modules
 from ..report import write_report
 from ..responses.safe_text import printable
-from ..runs import checkpoints, output_folder
-from ..tasks import Task, make_task
+from ..runs import output_folder
+from ..runs.manifest import Manifest, find_checkpoint
+from ..storage.plain_data import json_options
+from ..tasks import Task
 from ..trainer import GTRTrainer
-from .arguments import json_options as json_options, one_line_errors as one_line_errors, parse_arguments
+from .arguments import TaskArguments, parse_arguments
+from .settings import command_line, task_options_of, with_defaults
+from .usage import one_line_errors
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
-class ScriptArguments:
-    """What a script needs beside the trainer's, the model's and the corrector's arguments."""
+class ScriptArguments(TaskArguments):
+    """What a run needs beside the trainer's, the model's and the corrector's arguments."""
 
-    task: str = field(default="points24", metadata={"help": "points24, ezpoints, number_line or blackjack."})
-    task_options: dict[str, Any] | str | None = field(
+    eval_tasks: dict[str, Any] | str | None = field(
         default=None,
-        metadata={"help": "ALFWorld: options of its `make_task`, e.g. env_kwargs; JSON on the command line."},
-    )
-    hands: str = field(
-        default="all",
-        metadata={"help": "Points24 only: 'all' deals at random, 'pool' from the hands that the tiny model knows."},
-    )
-    eval_hands: list[str] = field(
-        default_factory=lambda: ["all"],
         metadata={
-            "help": "Points24 only: the hands of the evaluations, each reported apart; also 'unseen' and 'solvable'."
+            "help": 'Evaluations, each reported apart: name → options of the task, e.g. {"seen": {"hands": "pool"}}. '
+            "Left out: the task as it is trained on."
         },
     )
-    cut: bool = field(default=True, metadata={"help": "End training episodes that can't be won any more."})
     report: bool = field(default=True, metadata={"help": "Write report.html into the output folder at the end."})
     torch_threads: int | None = field(
         default=None,
@@ -62,39 +58,79 @@ class ScriptArguments:
         },
     )
 
-    _argument_group_name = "the script"
+    _argument_group_name = "task"
+
+
+ARGUMENTS = (ScriptArguments, GTRConfig, ModelConfig, CorrectorArguments)
+
+
+def train(argv: Sequence[str] | None = None, *, task: str | None = None) -> dict[str, EvaluationReport]:
+    """Train an agent as the command line says; the evaluations before and after.
+
+    Args:
+        argv: The command line; the program's own if left out.
+        task: The task of a command line that names none.
+    """
+    with one_line_errors():
+        words = with_defaults(command_line(argv), task or ScriptArguments.task)
+        script, args, model_args, corrector_args = parse(argv=words)
+        played, eval_tasks = make_tasks(script)
+        args.output_dir = args.output_dir.replace("{task}", played.name)
+        check_output_dir(args, played)
+        corrector = make_corrector(corrector_args) if args.thought_cloning_coef > 0 else None
+        model, processor, peft_config = load_model(model_args, args.model_init_kwargs)
+        trainer = GTRTrainer(
+            model=model,
+            args=args,
+            task=played,
+            corrector=corrector,
+            processing_class=processor,
+            peft_config=peft_config,
+        )
+    report_rounding(args)
+    return train_and_report(trainer, eval_tasks, report=script.report)
 
 
 def parse(
-    default_config: str | Path, argv: Sequence[str] | None = None, description: str | None = None
+    default_config: str | Path | None = None, argv: Sequence[str] | None = None, description: str | None = None
 ) -> tuple[ScriptArguments, GTRConfig, ModelConfig, CorrectorArguments]:
-    """Arguments of a script: the command line over `--config FILE`, or over the script's own default file."""
+    """Arguments of a run: the command line over `--config FILE`, or over a default file."""
     script, args, model_args, corrector_args = parse_arguments(
-        (ScriptArguments, GTRConfig, ModelConfig, CorrectorArguments),
+        ARGUMENTS,
         argv,
         default_config=default_config,
         description=description,
         defaults={"report_to": "tensorboard" if is_tensorboard_available() else "none"},
-        hidden=REFUSED_FIELDS,
+        hidden=refused_fields(),
     )
     if script.torch_threads:
         torch.set_num_threads(script.torch_threads)
     return script, args, model_args, corrector_args
 
 
-def refuse_other_tasks(script: ScriptArguments, plays: str) -> None:
-    """For a script that is made for one task."""
-    if script.task != plays:
-        make_task(script.task)  # a typo is told as such
-        raise ValueError(f"This script plays {plays}: for {script.task} take examples/gym_cards.py.")
+def make_tasks(script: ScriptArguments) -> tuple[Task, dict[str, Task]]:
+    """The task to train on, and those to evaluate on, by their names."""
+    task = script.make_task()
+    variants = json_options(script.eval_tasks, "eval_tasks", '{"seen": {"hands": "pool"}}')
+    evaluations = {name: script.make_task(**task_options_of(options)) for name, options in variants.items()}
+    evaluations = evaluations or {task.name: task}
+    for each in evaluations.values():
+        each.make_env(evaluation=True).close()  # what it lacks fails now, before a model is loaded
+    return task, evaluations
 
 
-def refuse_unused(script: ScriptArguments, *names: str) -> None:
-    """An option that does nothing is a mistake that nobody notices."""
-    defaults = ScriptArguments()
-    for name in names:
-        if getattr(script, name) != getattr(defaults, name):
-            raise ValueError(f"--{name} means nothing to this script: leave it out.")
+def report_rounding(args: GTRConfig) -> None:
+    """Say so if a run is longer than asked for: it has whole updates only."""
+    update = args.num_envs * args.rollout_steps
+    if args.total_env_steps % update and PartialState().is_main_process:
+        logger.warning(
+            "total_env_steps = %d is rounded up to %d: %d updates of num_envs × rollout_steps = %d × %d steps.",
+            args.total_env_steps,
+            args.num_updates * update,
+            args.num_updates,
+            args.num_envs,
+            args.rollout_steps,
+        )
 
 
 def check_output_dir(args: GTRConfig, task: Task) -> None:
@@ -102,8 +138,8 @@ def check_output_dir(args: GTRConfig, task: Task) -> None:
 
     Nothing is removed yet: what fails until training begins must not cost the earlier run.
     """
-    if checkpoint := checkpoints.resolve_checkpoint(resume_from(args), args.output_dir, required=not args.overwrite):
-        checkpoints.check_task(checkpoint, task.name)
+    if checkpoint := find_checkpoint(resume_from(args), args.output_dir, required=not args.overwrite):
+        Manifest.read(checkpoint).check_task(checkpoint, task.name)
     if not PartialState().is_main_process:
         return  # it may see what the main process has begun to write
     folder = Path(args.output_dir)
@@ -117,19 +153,6 @@ def check_output_dir(args: GTRConfig, task: Task) -> None:
         return
     if problem := output_folder.problem(folder, args.overwrite):
         raise ValueError(problem)
-
-
-def task_with_hands(name: str, hands: str = "all", **options: Any) -> Task:
-    """A task; for Points24 with the tiny model's hands (`pool`), hands that no training has shown it (`unseen`), all
-    that make 24 (`solvable`), or random ones (`all`)."""
-    if hands == "all":
-        return make_task(name, **options)
-    if name != "points24" or hands not in ("pool", "unseen", "solvable"):
-        raise ValueError(f"`hands` is all, or for points24 pool, unseen or solvable; not {hands!r} for {name}.")
-    from ..tiny_llava import pool
-
-    make_hands = {"pool": pool.points24_pool, "unseen": pool.unseen_hands, "solvable": pool.solvable_hands}
-    return make_task(name, hands=make_hands[hands](), **options)
 
 
 def load_model(model_args: ModelConfig, model_init_kwargs: dict[str, Any] | str | None = None) -> tuple[Any, Any, Any]:
@@ -178,8 +201,7 @@ def train_and_report(
         for name, task in eval_tasks.items():
             if trainer.is_world_process_zero():
                 print(f"Evaluation at the {when}, {episodes[name]} episodes: {name}", flush=True)
-            trainer.evaluate(task, metric_key_prefix=f"{when}_{name}")
-            reports[f"{name}, {when}"] = trainer.last_evaluation
+            reports[f"{name}, {when}"] = trainer.evaluate(task, metric_key_prefix=f"{when}_{name}")
 
     if not trainer.args.resume_from_checkpoint:
         evaluate("start")
@@ -187,7 +209,12 @@ def train_and_report(
     trainer.collector.close()
     trainer.save_model()  # before anything else can go wrong
     evaluate("end")
+    trainer.close()
     trainer.save_state()
+    if trainer.args.push_to_hub:
+        trainer.push_to_hub()  # saving has pushed the agent, but its card knows the last evaluation only now
+    else:
+        trainer.create_model_card()
     if trainer.is_world_process_zero():
         title = f"{trainer.task.name} before and after {trainer.state.global_step} updates, "
         played = (
@@ -208,42 +235,5 @@ def print_report_path(output_dir: str) -> None:
         print(missing)
 
 
-def report_table(reports: Mapping[str, EvaluationReport], title: str) -> Table:
-    """A row per report: success with its 95 % interval, return, length, shares of steps. 80 columns wide at most."""
-    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
-    metrics = {name: report.metrics() for name, report in reports.items()}
-    # Where every deal can be won, it would say the same twice.
-    differs = any(m.get("success_solvable") != m["success"] for m in metrics.values())
-    table.caption = "true: thoughts that are true in all parts"
-    if differs:
-        table.caption = f"solvable: success over the deals that can be won; {table.caption}"
-    if played := _played(reports):
-        table.caption = f"{played}\n{table.caption}"
-    for column in ("", "success", *(["solvable"] if differs else []), "return", "steps", "valid", "true"):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for name, m in metrics.items():
-        solvable = [f"{m['success_solvable']:.3f}" if "success_solvable" in m else "-"] if differs else []
-        means = (f"{m['return']:+.2f}", f"{m['length']:.1f}", f"{m['valid']:.3f}", f"{m['true_thoughts']:.3f}")
-        table.add_row(Text(printable(name)), str(reports[name].success), *solvable, *means)
-    return table
-
-
-def _played(reports: Mapping[str, EvaluationReport]) -> str:
-    """What was played, as in "72 different bundled games"; where reports differ in that, each says so."""
-    counts = [report.different_starts() for report in reports.values()]
-    words = [" and ".join(f"{count} different {source}" for source, count in each.items()) for each in counts]
-    if len(set(words)) > 1:
-        return "; ".join(f"{name}: {each}" for name, each in zip(reports, words, strict=True) if each)
-    return "".join(words[:1])
-
-
-def difficulty_table(reports: Mapping[str, EvaluationReport], title: str) -> Table:
-    """A row per difficulty of the deals, a column per report."""
-    table = Table(
-        "", "deals", *map(escape, map(printable, reports)), title=title, box=box.SIMPLE, padding=(0, 1, 0, 0)
-    )
-    rates = [report.by_difficulty() for report in reports.values()]
-    for difficulty in rates[0]:
-        row = [rate[difficulty] for rate in rates]
-        table.add_row(difficulty, str(row[0].count), *map(str, row))
-    return table
+if __name__ == "__main__":
+    train()

@@ -89,3 +89,20 @@ def fingerprint(value: Any) -> str:
     """SHA-256 of a value: equal for equal values, in every process and on every machine."""
     text = json.dumps(encode(value, pack=lambda data: hashlib.sha256(data).hexdigest()), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def json_options(given: dict[str, Any] | str | None, name: str, example: str) -> dict[str, Any]:
+    """Options that are named in a dictionary or, as on the command line, in JSON.
+
+    Args:
+        given: The options; none if left out.
+        name: Of the field that holds them.
+        example: What it may hold, for the error.
+    """
+    try:
+        options = json.loads(given) if isinstance(given, str) else given or {}
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{name} is not a JSON object ({error}): write e.g. '{example}'.") from error
+    if not isinstance(options, dict):
+        raise ValueError(f"{name} must name options, as in {example}, not {options!r}.")
+    return options

@@ -16,7 +16,7 @@ from .. import environments  # noqa: F401  registers the games
 from ..responses.action_text import from_thoughts, match_action
 from ..responses.format import Field, ThoughtFormat
 from ..types import Response, Transition
-from .base import Rubric, Tool, contradicts
+from .base import Rubric, Task, contradicts
 from .choices import CHOSEN, NOT_CHOSEN, SENTENCE, mentions, settle
 from .wrappers import InfoCopies
 
@@ -156,12 +156,11 @@ def best_action(total: int, soft: bool, dealer: int) -> str:
     return "stand" if stand else "hit"
 
 
-class BlackjackTask:
+class BlackjackTask(Task):
     """The task around `gym_cards/Blackjack-v0`. Stateless."""
 
     name = "blackjack"
     rubric = RUBRIC
-    tools: Sequence[Tool] = ()
     reading_parts = ("total", "dealer")
 
     def __init__(

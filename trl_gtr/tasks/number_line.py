@@ -17,7 +17,7 @@ from .. import environments  # noqa: F401  registers the games
 from ..responses.action_text import from_thoughts, match_action, plain_signs
 from ..responses.format import Field, ThoughtFormat
 from ..types import Response, Transition
-from .base import Rubric, Tool
+from .base import Rubric, Task
 from .choices import CHOSEN, NOT_CHOSEN, mentions, settle
 
 ENV_ID = "gym_cards/NumberLine-v0"
@@ -81,12 +81,11 @@ def named_direction(thoughts: str) -> str | None:
     )
 
 
-class NumberLineTask:
+class NumberLineTask(Task):
     """The task around `gym_cards/NumberLine-v0`. Stateless."""
 
     name = "number_line"
     rubric = RUBRIC
-    tools: Sequence[Tool] = ()
     reading_parts = ("current", "target")
 
     def __init__(
@@ -137,9 +136,6 @@ class NumberLineTask:
             and action is not None
             and ACTIONS[action] == right,
         }
-
-    def solvable(self, info: Mapping[str, Any]) -> bool:
-        return True
 
     def difficulty(self, info: Mapping[str, Any]) -> str:
         return f"distance {abs(int(info['Target']) - int(info['Current']))}"

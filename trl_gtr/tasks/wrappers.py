@@ -12,7 +12,7 @@ from .points.rules import PointsRules
 _SUITS = "HSDC"
 
 
-class PointsEnds(gym.Wrapper):
+class CutHopeless(gym.Wrapper):
     """Ends episodes that can't be won any more, and marks ends that have no future for the advantages.
 
     - *Dead end*: no completion of the formula reaches the target. The step pays -1 if it earned 0 itself.

@@ -48,6 +48,12 @@ def path(name: str = "tiny") -> Path:
     return Path(__file__).parent / VARIANTS[name].folder
 
 
+def name_of(model: str) -> str:
+    """`"tiny"` for the folder of the shipped model, wherever the package lies; any other name or path as it is."""
+    shipped = {f"tiny_llava/{variant.folder}": name for name, variant in VARIANTS.items()}
+    return shipped.get("/".join(Path(model).parts[-2:]), model)
+
+
 def figures() -> list[dict[str, Any]]:
     """What the weights of "tiny" were measured to do, a row per game and mode.
 
@@ -73,4 +79,4 @@ def save(model: Any, processor: Any, folder: str | Path) -> None:
     (Path(folder) / "model.safetensors").chmod(0o644)  # safetensors writes it for its owner only
 
 
-__all__ = ["VARIANTS", "build", "figures", "path", "save"]
+__all__ = ["VARIANTS", "build", "figures", "name_of", "path", "save"]

@@ -18,7 +18,7 @@ from gymnasium.utils.env_checker import check_env
 
 import trl_gtr.environments  # noqa: F401  registers the games
 from trl_gtr.environments.alfworld import TASK_TYPES, ALFWorldEnv
-from trl_gtr.rollouts.collector import unpack_infos
+from trl_gtr.rollouts.vector_envs import unpack_infos
 from trl_gtr.rollouts.workers import WorkerVectorEnv
 from trl_gtr.storage.plain_data import decode, encode, fingerprint
 

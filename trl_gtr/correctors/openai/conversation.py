@@ -43,7 +43,7 @@ class Conversation:
         repairs: int = 1,
     ):
         self.request = request
-        self.task_tools = {tool.name: tool for tool in getattr(request.task, "tools", None) or ()}
+        self.task_tools = {tool.name: tool for tool in request.task.tools}
         self.tools_in_words = tools_in_words and bool(self.task_tools)
         self.tool_rounds_left = max_tool_rounds if self.task_tools else 0
         self.repairs_left = repairs

@@ -17,9 +17,10 @@ import numpy as np
 from PIL import Image
 
 from ...responses.safe_text import one_line
+from ...tasks.base import Task
 from ...types import Correction, CorrectionRequest, Share
 from ..audit import is_true
-from ..base import FALLBACK, BudgetExhausted, Corrector, CorrectorWrapper, failed, failure_kind
+from ..base import BudgetExhausted, Corrector, failed
 from ..questions import VERSION
 from . import bounded_http
 from .budget import Budget, CallSizes, Limits, picture_tokens, price_of
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 WhenSpent = Literal["stop", "continue"]
 
 
-class OpenAICorrector:
+class OpenAICorrector(Corrector):
     """Asks a vision-language model over HTTP: OpenAI, Azure, vLLM, SGLang, Ollama, llama.cpp, …
 
     Key and address come from the arguments or from the environment variables that the `openai` package reads
@@ -91,6 +92,7 @@ class OpenAICorrector:
         _check_options(model, max_usd, prices, when_spent)
         self.model, self.azure, self.image_size, self.image_detail = model, azure, image_size, image_detail
         self.when_spent, self.verify_with_truth = when_spent, verify_with_truth
+        self._fallback = when_spent if isinstance(when_spent, Corrector) else None
         self.budget = Budget(Limits(max_calls, max_tokens, max_usd).per_process(), prices)
         self._sizes = CallSizes(self.budget, max_completion_length, picture_tokens(model))
         self._counts: Counter[str] = Counter(retries=0, repairs=0, shared=0)
@@ -126,7 +128,7 @@ class OpenAICorrector:
     @property
     def exhausted(self) -> bool:
         """The budget is spent and the run is to stop: every further call raises `BudgetExhausted`."""
-        return self._spent and (self.when_spent == "stop" or getattr(self.when_spent, "exhausted", False))
+        return self._spent and (self.when_spent == "stop" or (self._fallback is not None and self._fallback.exhausted))
 
     def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
         if self.exhausted:
@@ -139,7 +141,7 @@ class OpenAICorrector:
         corrections = [self._finish(*pair) for pair in zip(requests, corrections, strict=True)]
         corrections = self._fall_back(requests, corrections)
         for correction in corrections:
-            if not correction.source.startswith(FALLBACK):
+            if not correction.fallback:
                 self._count(correction)
         return corrections
 
@@ -169,14 +171,14 @@ class OpenAICorrector:
 
     def _finish(self, request: CorrectionRequest, correction: Correction) -> Correction:
         """Sign an answer, and hold it against the truth if that is wanted."""
-        if self.verify_with_truth and correction.verdict != "failed" and not is_true(correction, request):
+        if self.verify_with_truth and correction.verdict != "failed" and is_true(correction, request) is False:
             reason = "the task's hidden truth contradicts the answer"
             correction = failed("untrue", reason, usage=correction.usage, latency=correction.latency)
         return replace(correction, source=self.identity)
 
     def _fall_back(self, requests: Sequence[CorrectionRequest], corrections: list[Correction]) -> list[Correction]:
         """Who answers what the budget no longer paid for?"""
-        unpaid = [i for i, correction in enumerate(corrections) if failure_kind(correction) == "budget"]
+        unpaid = [i for i, correction in enumerate(corrections) if correction.failure == "budget"]
         if not unpaid:
             return corrections
         with self._lock:
@@ -190,29 +192,25 @@ class OpenAICorrector:
         except BudgetExhausted:
             return corrections  # what was paid for before stays; `exhausted` ends the run
         for i, other in zip(unpaid, others, strict=True):
-            corrections[i] = replace(other, source=f"{FALLBACK}{other.source}")
+            corrections[i] = replace(other, fallback=True)
         return corrections
-
-    @property
-    def _fallback(self) -> CorrectorWrapper | None:
-        """Who takes over, its optional members safe to call."""
-        return CorrectorWrapper(self.when_spent) if isinstance(self.when_spent, Corrector) else None
 
     # -- keeping count ---------------------------------------------------------------------------------------------
 
     def _count(self, correction: Correction) -> None:
-        kind = failure_kind(correction)
+        kind = correction.failure
         if kind is None:
             return
         with self._lock:
             self._counts[f"failed_{kind}"] += 1
             first = self._counts[f"failed_{kind}"] == 1
         if first and kind not in ("budget", "cancelled", "late"):  # of these others warn
-            logger.warning("a correction failed (%s); further ones of this kind are only counted", correction.reason)
+            why = correction.explanation
+            logger.warning("a correction failed (%s); further ones of this kind are only counted", why)
 
     def _after(self) -> str:
-        if isinstance(self.when_spent, Corrector):
-            return f"going on with {self.when_spent!r}"
+        if self._fallback is not None:
+            return f"going on with {self._fallback!r}"
         return "the run stops" if self.when_spent == "stop" else "going on without corrections"
 
     def _spent_words(self) -> str:
@@ -255,16 +253,16 @@ class OpenAICorrector:
         except (LookupError, TypeError, ValueError, AttributeError):
             logger.warning("the checkpoint is of a run with another corrector; the budget is counted from 0")
             return
-        if self._fallback is not None:
-            self._fallback.load_state_dict(state.get("fallback") or {})
+        if self._fallback is not None and state.get("fallback"):
+            self._fallback.load_state_dict(state["fallback"])
 
     # -- start and end ---------------------------------------------------------------------------------------------
 
-    def check(self, task: Any) -> None:
-        """Fail now rather than in mid-run: rubric, server, key. The list of models is asked for; that is free."""
-        if getattr(task, "rubric", None) is None:
-            raise ValueError(f"task {getattr(task, 'name', task)!r} has no rubric, so nobody knows what to ask")
+    def check(self, task: Task) -> None:
+        """Fail now rather than in mid-run: truth, server, key. The list of models is asked for; that is free."""
         if self.verify_with_truth:
+            if not task.defines("judge"):
+                raise ValueError(f"verify_with_truth needs a judge(), and task {task.name!r} has none")
             logger.warning("verify_with_truth is on: the hidden truth filters the corrector's answers")
         import openai
 

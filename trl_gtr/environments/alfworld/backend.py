@@ -31,7 +31,8 @@ class Moment:
 class Backend(Protocol):
     """One game at a time."""
 
-    goal: Goal
+    goal: Goal | None
+    """Of the game that has been started."""
 
     def start(self, game: Game, seed: int) -> Moment:
         """Begin a game from its start. What is left to chance in it follows the seed."""

@@ -119,6 +119,7 @@ class GameState(PddlState):
         self._vars_by_type: dict[str, set[Variable]] = defaultdict(set)
         self._var_counts: Counter[str] = Counter()
         self._logic = textworld.logic.GameLogic()
+        self._operators: dict[int, Any] = {}
         self.downward_lib = library
         self.name2type = translation.kinds
         for name, parents in translation.types.items():
@@ -159,6 +160,17 @@ class TextEngine:
     def __init__(self) -> None:
         self._library: Any = _FREE_LIBRARIES.pop() if _FREE_LIBRARIES else fast_downward.load_lib()
         self.state: GameState | None = None
+        self.entities: dict[str, EntityInfo] = {}
+        # Of the game that is loaded.
+        self._game: Mapping[str, Any] = {}
+        self._task: str | None = None
+        self._actions: Mapping[str, Any] = {}
+        self._grammar: Any = None
+        self._translation: Any = None
+        # Of the episode.
+        self._operators: dict[int, Operator] = {}
+        self._commands: dict[str, Any] = {}
+        self._cached: dict[str, bool] = {}
 
     def load(self, game: Mapping[str, Any]) -> None:
         """`game`: the contents of a `game.tw-pddl` file (`pddl_domain`, `grammar`, `pddl_problem`)."""
@@ -176,7 +188,7 @@ class TextEngine:
     def reset(self) -> EngineState:
         self.state = GameState(self._library, self._translation)
         self.entities = _entities(self.state)
-        self._operators: dict[int, Operator] = {}
+        self._operators = {}
         self._cached = {
             name: not self._grammar.predicates(action.template) & (self._translation.changing | {"?"})
             for name, action in self._actions.items()

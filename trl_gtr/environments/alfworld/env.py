@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from .backend import Backend, Moment
 from .commands import project
-from .games import find_games, game_chances
+from .games import Game, find_games, game_chances
 from .installed import import_package
 
 BACKENDS = ("text", "thor")
@@ -91,6 +91,10 @@ class ALFWorldEnv(gym.Env[np.ndarray, str]):
         self._chances = None if task_type_weights is None else game_chances(self.games, task_type_weights)
         self._engine: Backend | None = None
         self._commands: list[str] | None = None  # since the episode's start; None: no episode is under way
+        self._moment: Moment | None = None  # the last one; a copy that was pickled has none until it is needed
+        self._game: Game | None = None
+        self._seed, self._task, self._goal_rate = 0, "", 0.0
+        self._previous: list[str] = []
         self._set_spaces()
         self._make_engine()  # a missing package is told now, not after a model was loaded
 
@@ -108,7 +112,7 @@ class ALFWorldEnv(gym.Env[np.ndarray, str]):
         self._game = self._choose_game(options or {})
         self._seed = int(self.np_random.integers(2**31))
         self._commands = None  # if the game can't start, there is no episode
-        self._previous: list[str] = []
+        self._previous = []
         moment = self._make_engine().start(self._game, self._seed)
         self._commands = []
         self._task = _task_text(moment.feedback)
@@ -139,7 +143,7 @@ class ALFWorldEnv(gym.Env[np.ndarray, str]):
             return None
         if self._commands is not None:
             self._now()  # a copy from a pickle catches up
-        elif not hasattr(self, "_moment"):
+        if self._moment is None:
             raise ValueError("There is nothing to see yet: call reset() before render().")
         return self._moment.image.copy()
 
@@ -174,7 +178,9 @@ class ALFWorldEnv(gym.Env[np.ndarray, str]):
     def _observe(self, moment: Moment, legal: bool) -> tuple[np.ndarray, dict[str, Any]]:
         self._moment = moment
         assert self._engine is not None
+        assert self._game is not None
         goal = self._engine.goal
+        assert goal is not None
         info = {
             "task": self._task,
             "task_type": goal.task_type,
@@ -215,9 +221,11 @@ class ALFWorldEnv(gym.Env[np.ndarray, str]):
             raise ValueError("The episode is over or was never begun: call reset() before step().")
         if self._engine is None:
             engine = self._make_engine()
+            assert self._game is not None
             self._moment = engine.start(self._game, self._seed)
             for command in self._commands:
                 self._moment = engine.step(command)
+        assert self._moment is not None
         return self._moment
 
     def __getstate__(self) -> dict[str, Any]:
@@ -226,7 +234,7 @@ class ALFWorldEnv(gym.Env[np.ndarray, str]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._engine = None
+        self._engine = self._moment = None
         self._set_spaces()
 
 

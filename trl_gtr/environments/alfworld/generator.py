@@ -90,18 +90,18 @@ def make_game(task_type: str, seed: int) -> dict[str, Any]:
     """A game in the form of a `game.tw-pddl` file. `seed` may be any number; the bundled ones are below `SEEDS`."""
     if task_type not in TASK_TYPES:
         raise ValueError(f"There is no task type {task_type!r}; the six are {', '.join(TASK_TYPES)}.")
-    law, layout = rules(), layout_of(task_type, seed)
+    game_rules, layout = rules(), layout_of(task_type, seed)
     rng = random.Random(f"{task_type}/{seed}")
     target, receptacle = _choose_task(task_type, layout, rng)
     toggle = _LAMPS[layout.kind] if task_type == "look_at_obj_in_light" else ""
     things = _furnish(layout, target, receptacle, toggle, 2 if task_type == "pick_two_obj_and_place" else 1, rng)
     words = {"obj": target, "recep": receptacle, "toggle": toggle}
-    goal = law.goals[task_type]["pddl"].format(**words).replace("#", "-")
-    template = rng.choice(sorted(law.goals[task_type]["templates"]))
+    goal = game_rules.goals[task_type]["pddl"].format(**words).replace("#", "-")
+    template = rng.choice(sorted(game_rules.goals[task_type]["templates"]))
     task = template.format(**{key: word.lower() for key, word in words.items()})
     return {
-        "pddl_domain": law.domain,
-        "grammar": law.grammar.replace("UNKNOWN GOAL", task),
+        "pddl_domain": game_rules.domain,
+        "grammar": game_rules.grammar.replace("UNKNOWN GOAL", task),
         "pddl_problem": _problem(f"{task_type}_{seed}", layout, things) + goal,
         "solvable": True,
         "walkthrough": None,
@@ -110,14 +110,14 @@ def make_game(task_type: str, seed: int) -> dict[str, Any]:
 
 def _choose_task(task_type: str, layout: Layout, rng: random.Random) -> tuple[str, str]:
     """The thing that the task is about, and the kind of receptacle it belongs into."""
-    law = rules()
-    wanted = law.properties.get(_PROPERTY.get(task_type, ""), set(ROOM_KINDS[layout.kind].objects))
+    game_rules = rules()
+    wanted = game_rules.properties.get(_PROPERTY.get(task_type, ""), set(ROOM_KINDS[layout.kind].objects))
     choices = [
         (thing, receptacle)
         for thing in ROOM_KINDS[layout.kind].objects
         for receptacle in sorted(layout.kinds - _ODD_TARGETS)
         # The thing must have somewhere else to be at first.
-        if thing in wanted and thing in law.holds[receptacle] and len(_homes(layout, thing, {receptacle})) >= 2
+        if thing in wanted and thing in game_rules.holds[receptacle] and len(_homes(layout, thing, {receptacle})) >= 2
     ]
     thing = rng.choice(sorted({thing for thing, _ in choices}))
     receptacle = rng.choice([receptacle for name, receptacle in choices if name == thing])
@@ -162,7 +162,7 @@ def receptacle_id(kind: str, number: int) -> str:
 
 def _problem(name: str, layout: Layout, things: list[tuple[str, str, str]]) -> str:
     """The game's state at the start in PDDL, up to its goal."""
-    law = rules()
+    game_rules = rules()
     places = {receptacle_id(kind, number): f"loc_bar_{place}" for kind, number, place in layout.receptacles}
     kinds = {receptacle_id(kind, number): kind for kind, number, _ in layout.receptacles}
     # The domain's actions name some types, whether the room has any or not.
@@ -188,17 +188,17 @@ def _problem(name: str, layout: Layout, things: list[tuple[str, str, str]]) -> s
         f"(canContain {receptacle}Type {thing}Type)"
         for receptacle in receptacle_kinds
         for thing in thing_kinds
-        if thing in law.holds[receptacle]
+        if thing in game_rules.holds[receptacle]
     ]
     for kind, thing, receptacle in things:
         facts += [
             f"(objectType {thing} {kind}Type)",
             f"(inReceptacle {thing} {receptacle})",
             f"(objectAtLocation {thing} {places[receptacle]})",
-            f"({'toggleable' if kind in law.properties['Toggleable'] else 'pickupable'} {thing})",
+            f"({'toggleable' if kind in game_rules.properties['Toggleable'] else 'pickupable'} {thing})",
         ]
         for predicate in ("cleanable", "heatable", "coolable", "sliceable"):
-            if kind in law.properties[predicate.capitalize()]:
+            if kind in game_rules.properties[predicate.capitalize()]:
                 facts.append(f"({predicate} {thing})")
     lines = [f"(define (problem {name})", "(:domain alfred)", "(:objects", *objects, ")", "(:init", *facts, ")"]
     return "\n".join(lines) + "\n"

@@ -41,6 +41,7 @@ class Simulator(ThorEnv):
 
     def __init__(self, **options: Any) -> None:
         self.lost: SimulatorLost | None = None
+        self.patience = START_TIMEOUT
         self.ended = ""
         """Why Unity runs no more."""
         super().__init__(**options)

@@ -20,14 +20,17 @@ class TextBackend:
     def __init__(self, explore: bool = False) -> None:
         self.explore = explore
         self._engine = TextEngine()
+        self.goal: Goal | None = None
+        self._reader: WorldReader | None = None
+        self._seen: dict[str, list[str]] = {}
 
     def start(self, game: Game, seed: int) -> Moment:
         contents = game.load()
-        self.goal: Goal = read_goal(contents["pddl_problem"])
+        self.goal = read_goal(contents["pddl_problem"])
         self._engine.load(contents)
         state = self._engine.reset()
         self._reader = WorldReader(self._engine.state, self._engine.entities)
-        self._seen: dict[str, list[str]] = {}
+        self._seen = {}
         return self._moment(state)
 
     def step(self, command: str) -> Moment:
@@ -37,6 +40,8 @@ class TextBackend:
         self._engine.close()
 
     def _moment(self, state: EngineState) -> Moment:
+        assert self._reader is not None, "start a game first"
+        assert self.goal is not None
         world = self._reader.read()
         view = world.view()
         self._seen |= {name: contents for name, door, contents in view["here"] if door != "closed"}

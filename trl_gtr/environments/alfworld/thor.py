@@ -56,6 +56,9 @@ class ThorBackend:
         if missing:
             raise ImportError("THOR can't start:\n" + "\n".join(f"- {finding}" for finding in missing))
         self._thor: Any = None
+        self._thread: ThreadPoolExecutor | None = None
+        self.goal: Goal | None = None
+        self._belief: Belief | None = None
 
     def start(self, game: Game, seed: int) -> Moment:
         folder = Path(game.name).parent
@@ -75,11 +78,11 @@ class ThorBackend:
             self._thor = self._thread.submit(open_thor).result()
         with seeded(seed):
             text = self._run(self._thor.reset, str(trajectory))
-        law = rules()
+        holds = rules().holds
         self._belief = Belief(
             text,
             openable=frozenset(kind.lower() for kind in ("Fridge", "Cabinet", "Microwave", "Drawer", "Safe", "Box")),
-            can_contain=frozenset((kind.lower(), thing.lower()) for kind in law.holds for thing in law.holds[kind]),
+            can_contain=frozenset((kind.lower(), thing.lower()) for kind in holds for thing in holds[kind]),
         )
         return self._moment()
 
@@ -87,6 +90,7 @@ class ThorBackend:
         if self._thor is None:
             raise RuntimeError("THOR isn't running: reset the environment.")
         self._run(self._thor.step, as_put(command))  # 0.4.2 offers "move" but its controller reads "put" only
+        assert self._belief is not None
         self._belief.follow(command, self._thor.get_results()[0])
         return self._moment()
 
@@ -94,6 +98,7 @@ class ThorBackend:
         if self._thor is not None:
             thor, self._thor = self._thor, None
             thor.env.stop()
+            assert self._thread is not None
             self._thread.shutdown(wait=False)
 
     def _run(self, method: Callable[[str], Any], argument: str) -> Any:
@@ -102,6 +107,7 @@ class ThorBackend:
         A lost simulator is swallowed too; so it is looked for, and ended.
         """
         simulator = self._thor.env
+        assert self._thread is not None
         try:
             return self._thread.submit(method, argument).result()
         finally:
@@ -111,6 +117,8 @@ class ThorBackend:
 
     def _moment(self) -> Moment:
         feedback, _, admissible, won, goal_rate, _ = self._thor.get_results()
+        assert self._belief is not None
+        assert self.goal is not None
         world = self._belief.world()
         found = Plan([], None) if won else plan(world, self.goal, self._belief.seen, self._belief.refused())
         return Moment(

@@ -39,9 +39,8 @@ def next_tokens(
 ) -> frozenset[str]:
     """The tokens after which the target can still be reached; empty for a dead end.
 
-    Exact for every formula: a token is in the answer if and only if there is a solution that begins with the formula
-    and this token and respects the limit. `"="` is the answer where the formula is complete and right. A space never
-    is one.
+    Exact for every formula: a token is included if and only if some solution within the limit begins with the formula
+    and this token. For a complete and correct formula the answer is `"="`. It never includes a space.
 
     >>> sorted(next_tokens(["8", "/"], [8, 3, 8, 3]))
     ['(']
@@ -58,7 +57,7 @@ def reachable(
     parentheses: bool = True,
     max_elements: int = 20,
 ) -> bool:
-    """Whether the formula, as it stands, can still be played to the target.
+    """Whether the target can still be reached from this formula.
 
     >>> reachable([], [1, 1, 1, 1]), reachable(["8", "/"], [8, 3, 8, 3])
     (False, True)
@@ -77,8 +76,8 @@ def complete(
 ) -> tuple[str, ...] | None:
     """The simplest solution that begins with `formula`: its elements without spaces and `=`, or `None`.
 
-    Simplest: the fewest elements, and among those the first in the order of `solve`. A player who follows it keeps to
-    it: with its next element played, the answer is the same.
+    Simplest means the fewest elements, and among those the first in the order of `solve`. It is stable:
+    after its next element is played, the answer is the same.
 
     >>> "".join(complete(["(", "3"], [6, 5, 3, 2]))
     '(3+5)*6/2'
@@ -94,14 +93,14 @@ def solve(
     max_elements: int = 20,
     parentheses: bool = True,
 ) -> tuple[tuple[str, ...], ...]:
-    """All distinct solutions of a hand, the simplest first, each in its simplest writing.
+    """All distinct solutions of a hand, the simplest first, each in its simplest form.
 
     Two formulas are the same solution if one becomes the other by changing the order of terms or factors, by
-    parentheses that only regroup a sum or a product (`8-(3-2)` is `8-3+2`, `8/(4/2)` is `8/4*2`), or by turning the
+    parentheses that only regroup a sum or a product (`8-(3-2)` is `8-3+2`, `8/(4/2)` is `8/4*2`), or by flipping the
     signs of differences (`(1-5)*(2-8)` is `(5-1)*(8-2)`). `6*4*1` and `6*4/1` are two solutions.
 
-    Simplest: the fewest elements; among those the first if elements are compared one by one, large numbers before
-    small ones and before `(`, and `+` before `*`, `-`, `/` and `)`.
+    Simplest means the fewest elements; among those the first when elements are compared one by one, large numbers
+    before small ones and before `(`, and `+` before `*`, `-`, `/` and `)`.
 
     >>> print(*("".join(solution) for solution in solve([8, 3, 8, 3])))
     8/(3-8/3)

@@ -59,17 +59,17 @@ def draw_card(rng: np.random.Generator) -> Card:
 
 
 class BlackjackEnv(PictureEnv):
-    """Come closer to 21 than the dealer, and not over it.
+    """Get closer to 21 than the dealer without going over.
 
     ## Description
-    Dealer and player get two cards each, drawn with replacement; the dealer's first lies open. Ace counts 1, or 11
-    where that doesn't go over 21; J, Q and K count 10 (there is no card that says 10). After the player stands, the
+    Dealer and player get two cards each, drawn with replacement; the dealer's first is face up. Ace counts 1, or 11
+    where that doesn't go over 21; J, Q and K count 10 (no card shows a 10). After the player stands, the
     dealer draws up to 17. With the same seed the hands are those of the original game.
 
     ## Observation
-    `Box(0, 255, (300, 300, 3), uint8)`: green felt, the dealer's open card and a card's back, below them the player's
-    cards. The dealer's other cards are never shown. With `is_pixel=False`: `(player's total, dealer's open card 1–10,
-    usable ace 0/1)`, a `Tuple` of `Discrete(32)`, `Discrete(11)` and `Discrete(2)`.
+    `Box(0, 255, (300, 300, 3), uint8)`: green felt, the dealer's open card, a face-down card, and below them
+    the player's cards. The dealer's other cards are never shown. With `is_pixel=False`: `(player's total, dealer's
+    open card 1–10, usable ace 0/1)`, a `Tuple` of `Discrete(32)`, `Discrete(11)` and `Discrete(2)`.
 
     ## Actions
     `Discrete(2)`: 0 stand, 1 hit.

@@ -10,7 +10,7 @@ from .formula_env import FormulaEnv
 
 
 class EZPointsEnv(FormulaEnv):
-    """Two cards lie on the table: build a formula that uses both numbers and makes 12.
+    """Two cards are on the table: build a formula that uses both numbers and makes 12.
 
     ## Description
     Every deal has a solution with `+` or `*`. The first rank is drawn from 2 to 13; face cards count 10. If its number
@@ -18,18 +18,18 @@ class EZPointsEnv(FormulaEnv):
     the one that makes 12 by addition. Then the two are swapped with probability ½.
 
     ## Observation
-    `Box(0, 255, (300, 300, 3), uint8)`: green felt, the two cards, below them the formula so far.
+    `Box(0, 255, (300, 300, 3), uint8)`: green felt, the two cards, and below them the formula so far.
 
     ## Actions
     `Discrete(13)`: 0–9 play the numbers 1–10; 10–12 play `+`, `*` and `=`.
 
-    - A number that isn't on the table, or no longer, puts a space into the formula.
-    - Signs aren't checked. `=` isn't put into the formula.
+    - A number that isn't on the table, or has been used up, adds a space to the formula.
+    - Signs aren't checked. `=` isn't added to the formula.
 
     ## Rewards
-    - `=` with a formula that is exactly 12 and has used both numbers: +10
-    - `=` otherwise, also where the formula doesn't parse: −1
-    - a number that isn't there: −1
+    - `=` with a formula that equals 12 exactly and uses both numbers: +10
+    - `=` otherwise, including when the formula doesn't parse: −1
+    - a number that isn't available: −1
     - any action when the formula has more than 5 elements: −1
     - everything else: 0
 

@@ -31,7 +31,7 @@ START: Pending = (0, 0, 1, "+")
 def tokenize(text: str) -> list[str] | None:
     """Split a written formula such as `"8/(3-8/3)"` into elements, without its spaces.
 
-    `None` if the text has characters that no formula has. That it splits doesn't mean that it parses.
+    `None` if the text has characters that no formula has. A text that splits need not parse.
     """
     elements: list[str] = []
     position = 0

@@ -14,8 +14,8 @@ class NumberLineEnv(PictureEnv):
     """Walk along the number line, one to the left or one to the right, until the target is reached.
 
     ## Description
-    Target and start are drawn uniformly from 0 to `max_position`. If they are equal, the target moves on by one
-    (modulo `max_position`), so there is always a way to go.
+    Target and start are drawn uniformly from 0 to `max_position`. If they are equal, the target moves by one
+    (modulo `max_position`), so there is always some way to go.
 
     ## Observation
     `Box(0, 255, (300, 300, 3), uint8)`: the two lines "Target: x" and "Current: y", black on white.

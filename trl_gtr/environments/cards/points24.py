@@ -13,30 +13,30 @@ MAX_DEALS = 2_000
 
 
 class Points24Env(FormulaEnv):
-    """Four cards lie on the table: build a formula that uses each number once and makes 24.
+    """Four cards are on the table: build a formula that uses each number once and makes 24.
 
     ## Description
     Ranks 1 to 13 and the four suits are drawn uniformly, with replacement. An ace counts 1, the face cards count 10.
     The formula is built element by element. 73.1 % of all deals have a solution.
 
     ## Observation
-    `Box(0, 255, (300, 300, 3), uint8)`: green felt, the four cards in a row, below them the formula so far.
+    `Box(0, 255, (300, 300, 3), uint8)`: green felt, the four cards in a row, and below them the formula so far.
 
     ## Actions
     `Discrete(17)`: 0–9 play the numbers 1–10; 10–16 play `+`, `-`, `*`, `/`, `(`, `)` and `=`. With
     `treat_face_cards_as_10=False` it is `Discrete(20)`: 0–12 play 1–13, then the signs.
 
-    - A number that isn't on the table, or no longer, puts a space into the formula.
-    - Signs aren't checked. `=` isn't put into the formula.
+    - A number that isn't on the table, or has been used up, adds a space to the formula.
+    - Signs aren't checked. `=` isn't added to the formula.
 
     ## Rewards
-    - `=` with a formula that is exactly the target and has used all four numbers: +10
-    - `=` otherwise, also where the formula doesn't parse: −1
-    - a number that isn't there: −1
+    - `=` with a formula that equals the target exactly and uses all four numbers: +10
+    - `=` otherwise, including when the formula doesn't parse: −1
+    - a number that isn't available: −1
     - any action when the formula has more than 20 elements: −1
     - everything else: 0
 
-    Values are compared as fractions: 8/(3-8/3) is 24. A formula knows the binary `+ - * /` and parentheses; numbers
+    Values are compared as fractions: 8/(3-8/3) is 24. Formulas have the binary `+ - * /` and parentheses; numbers
     side by side (1, 2 as twelve), `**`, `//` and signs before a number don't parse. Spaces mean nothing.
 
     ## Episode end

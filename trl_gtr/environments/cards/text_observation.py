@@ -16,9 +16,9 @@ MAX_LENGTH = 1000
 
 
 class TextObservation(gym.Wrapper[str, Any, Any, Any], gym.utils.RecordConstructorArgs):
-    """Replaces the picture of a card game by a sentence that says what the picture shows, and no more.
+    """Replaces the image of a card game with a sentence that says what the image shows, and no more.
 
-    The dealer's hidden card in Blackjack stays hidden. `info` is passed on as it is.
+    The dealer's hidden card in Blackjack stays hidden. `info` is passed on unchanged.
 
     >>> import gymnasium as gym, trl_gtr.environments
     >>> env = TextObservation(gym.make("gym_cards/NumberLine-v0"))

@@ -14,12 +14,26 @@ function make(tag, className, text) {
 
 function setTheme(dark) {
   document.documentElement.dataset.theme = dark ? "dark" : "light";
-  byId("theme").setAttribute("aria-pressed", String(dark));
+  byId("theme").textContent = dark ? "Light mode" : "Dark mode"; // what a click will do
 }
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
-setTheme(prefersDark.matches);
+setTheme(history.state?.dark ?? prefersDark.matches);
 prefersDark.addEventListener("change", (event) => setTheme(event.matches));
-byId("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme !== "dark"));
+byId("theme").addEventListener("click", () => {
+  const dark = document.documentElement.dataset.theme !== "dark";
+  history.replaceState({ dark }, ""); // it outlives the next reload
+  setTheme(dark);
+});
+
+// --- a run that goes on ---------------------------------------------------------------------------------------------
+
+if (data.refresh) {
+  // Nobody is thrown out of an episode: the page waits until it has been left alone for as long as it waits anyway.
+  let timer;
+  const wait = () => { clearTimeout(timer); timer = setTimeout(() => location.reload(), 1000 * data.refresh); };
+  for (const kind of ["pointerdown", "keydown", "wheel", "change"]) addEventListener(kind, wait, { passive: true });
+  wait();
+}
 
 // --- pictures in the static part ----------------------------------------------------------------------------------
 
@@ -42,15 +56,14 @@ for (const figure of document.querySelectorAll("figure[data-chart]")) {
     const area = svg.getBoundingClientRect();
     const x = ((event.clientX - area.left) / area.width) * svg.viewBox.baseVal.width;
     const update = first + ((x - left) / (right - left)) * (last - first);
-    let nearest = null;
+    const nearer = (best, value) => (Math.abs(value - update) < Math.abs(best - update) ? value : best);
+    const nearest = chart.lines.flatMap((line) => line.x).reduce(nearer);
     chart.lines.forEach((line, i) => {
-      let k = 0;
-      line.x.forEach((value, n) => { if (Math.abs(value - update) < Math.abs(line.x[k] - update)) k = n; });
+      const k = line.x.indexOf(line.x.reduce(nearer));
       const band = line.low[k] === line.high[k] ? "" : ` (${format(line.low[k])} to ${format(line.high[k])})`;
-      outputs[i].textContent = `${format(line.mean[k])}${band}`;
-      nearest = line.x[k];
+      const at = i === 0 || line.x[k] !== nearest ? ` at ${line.x[k]}` : "";
+      outputs[i].textContent = `${format(line.mean[k])}${band}${at}`;
     });
-    outputs[0].textContent = `${outputs[0].textContent} at ${nearest}`;
     const place = left + ((nearest - first) / (last - first)) * (right - left);
     cursor.setAttribute("x1", place);
     cursor.setAttribute("x2", place);
@@ -123,12 +136,19 @@ class Pane {
     this.open(0);
   }
 
-  open(index, step) {
+  open(index, step, matching = true) {
     this.index = index;
     if (!this.episode) return;
+    if (matching && byId("match").checked) panes.filter((pane) => pane !== this).forEach((pane) => pane.match(this.episode.start));
     this.parts.pick.value = index;
     this.step = step ?? Math.max(0, this.episode.steps.findIndex(wanted));
     this.show();
+  }
+
+  /** Go to an episode from this start, if there is one among those that the filters leave. */
+  match(start) {
+    const index = start === null ? -1 : this.episodes.findIndex((episode) => episode.start === start);
+    if (index >= 0 && this.episode?.start !== start) this.open(index, undefined, false);
   }
 
   /** One step on or back, across episodes. */
@@ -163,7 +183,8 @@ class Pane {
     parts.thought.textContent = step.thought || "(nothing)";
     parts.correction.hidden = !step.diff;
     if (step.diff) this.showDiff(step);
-    parts.action.replaceChildren(make("span", "", step.action || "(none)"), make("span", "muted", step.legal ? "  legal" : "  not legal: another action was taken"));
+    parts.action.replaceChildren(make("span", "", step.action || "(none)"), make("span", "muted", step.legal ? " legal" : " not legal; "));
+    if (!step.legal) parts.action.append(make("span", "muted", step.substitute ? "taken instead: " : "another action was taken or the step skipped"), make("span", "", step.substitute ?? ""));
     parts.bars.replaceChildren(...["reward", "value", "advantage"].flatMap((name) => this.bar(name, step[name])));
     this.showTokens(step);
     parts.prompt.textContent = data.prompts[step.prompt];
@@ -171,10 +192,12 @@ class Pane {
   }
 
   timelineButton(step, i) {
-    const right = step.judged.length ? step.judged.every(([, ok]) => ok) : step.legal;
-    const button = make("button", right && step.legal ? "right" : "wrong", String(step.n + 1));
+    const known = step.judged.length > 0;
+    const right = step.judged.every(([, ok]) => ok);
+    const truth = known ? (right ? "true thought" : "untrue thought") : "thought not judged";
+    const button = make("button", !right || !step.legal ? "wrong" : known ? "right" : "", String(step.n + 1));
     button.type = "button";
-    button.setAttribute("aria-label", `Step ${step.n + 1}, ${right ? "true thought" : "untrue thought"}`);
+    button.setAttribute("aria-label", `Step ${step.n + 1}, ${truth}`);
     if (i === this.step) button.setAttribute("aria-current", "step");
     button.addEventListener("click", () => { this.step = i; this.show(); this.root.focus({ preventScroll: true }); });
     const item = make("li");
@@ -194,7 +217,9 @@ class Pane {
 
   showDiff(step) {
     const tags = { "=": "span", "-": "del", "+": "ins" };
-    this.parts.diff.replaceChildren(...step.diff.map(([kind, text]) => make(tags[kind], "", text)));
+    // A space between what was there and what takes its place: two words must not read as one.
+    const apart = ([kind], i) => kind === "+" && i > 0 && step.diff[i - 1][0] === "-";
+    this.parts.diff.replaceChildren(...step.diff.flatMap((piece, i) => [...(apart(piece, i) ? [" "] : []), make(tags[piece[0]], "", piece[1])]));
     if (step.correctAction && step.correctAction !== step.action) this.parts.diff.append(make("span", "muted", `\nand so the action ${step.correctAction}`));
   }
 
@@ -230,18 +255,35 @@ class Pane {
 }
 
 let panes = [];
+const last = data.runs.length - 1;
+const starts = (run) => new Set(run.episodes.map((episode) => episode.start).filter((start) => start !== null));
+/** Whether the first and the last run have played from the same start. */
+const comparable = last > 0 && [...starts(data.runs[0])].some((start) => starts(data.runs[last]).has(start));
 
 function layOut() {
   const two = byId("compare").checked;
-  const last = data.runs.length - 1;
-  panes = two ? [new Pane(0, data.runs.length > 1 ? "late" : "early"), new Pane(last, "late")] : [new Pane(0, "all")];
+  const matched = two && byId("match").checked;
+  const updates = matched ? ["all", "all"] : [data.runs.length > 1 ? "late" : "early", "late"];
+  panes = [];
+  panes = two ? [new Pane(0, updates[0]), new Pane(last, updates[1])] : [new Pane(0, "all")];
+  byId("match").closest("label").hidden = !two || !comparable;
   byId("panes").classList.toggle("two", two);
   byId("panes").replaceChildren(...panes.map((pane) => pane.root));
+  if (matched) openMatch();
+}
+
+/** The latest episode of the first pane that the other one has played too. */
+function openMatch() {
+  const [one, other] = panes;
+  const there = new Set(other.episodes.map((episode) => episode.start));
+  const index = one.episodes.findLastIndex((episode) => episode.start !== null && there.has(episode.start));
+  if (index >= 0) one.open(index);
 }
 
 if (byId("panes")) {
   for (const id of ["outcome", "corrected", "invalid"]) byId(id).addEventListener("change", () => panes.forEach((pane) => pane.refresh()));
-  byId("compare").addEventListener("change", layOut);
+  byId("match").checked = comparable;
+  for (const id of ["compare", "match"]) byId(id).addEventListener("change", layOut);
   layOut();
   byId("announce").textContent = "";
   document.addEventListener("keydown", (event) => {

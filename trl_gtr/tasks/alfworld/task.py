@@ -18,7 +18,7 @@ from ...environments.alfworld.games import find_games
 from ...responses.action_text import from_thoughts
 from ...responses.format import ThoughtFormat
 from ...types import Response, Transition
-from ..base import Tool, contradicts
+from ..base import Task, contradicts
 from .prompt import DRAWN_HAND, FIELDS, PROMPT, RUBRIC, list_commands, told, write_thought
 from .words import objects_right, read_command, read_subgoal, subgoal_right
 
@@ -77,14 +77,15 @@ def _cut(result: _Result, why: str) -> _Result:
     return observation, CUT if reward == 0 else reward, False, True, {**info, "cut": why, "bootstrap": False}
 
 
-class ALFWorldTask:
+class ALFWorldTask(Task):
     """The task around `trl_gtr/ALFWorld-v0`. Stateless.
 
     Args:
         env_kwargs: Passed to the environment, e.g. `{"task_types": ["pick_and_place_simple"]}`; `max_episode_steps`
             (50) too.
-        split: The games of training.
-        evaluation_split: The games of `make_env(evaluation=True)`.
+        split: The games: train, valid_seen or valid_unseen. Left out: `train` for training and `valid_seen` for
+            evaluation.
+        evaluation_split: The games of `make_env(evaluation=True)`, if they are not those of `split`.
         cut: End an episode of training after five identical actions.
         thoughts: `False`: the action-only variant.
         history: How many of the last actions the prompt shows; `None`: all of them.
@@ -102,7 +103,6 @@ class ALFWorldTask:
 
     name = "alfworld"
     rubric = RUBRIC
-    tools: Sequence[Tool] = ()
     reading_parts = ("objects",)
     reward_scale = 1 / 50
     """A win is worth 50; the value head and the format reward live on a scale of 1."""
@@ -113,8 +113,8 @@ class ALFWorldTask:
         self,
         *,
         env_kwargs: Mapping[str, Any] | None = None,
-        split: str = "train",
-        evaluation_split: str = "valid_seen",
+        split: str | None = None,
+        evaluation_split: str | None = None,
         cut: bool = True,
         thoughts: bool = True,
         history: int | None = 8,
@@ -126,7 +126,8 @@ class ALFWorldTask:
         max_command_characters: int = 1200,
     ) -> None:
         self.env_kwargs = dict(env_kwargs or {})
-        self.split, self.evaluation_split, self.cut = split, evaluation_split, cut
+        self.split, self.evaluation_split = split or "train", evaluation_split or split or "valid_seen"
+        self.cut = cut
         if max_actions is not None and max_actions < 1:
             raise ValueError(f"max_actions must be at least 1, or None for no such limit, not {max_actions}.")
         self.history, self.hide, self.max_command_characters = history, tuple(hide), max_command_characters

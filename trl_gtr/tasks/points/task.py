@@ -17,8 +17,9 @@ from ... import environments  # noqa: F401  registers the games
 from ...responses.action_text import from_thoughts, match_action, plain_signs
 from ...responses.format import Field, ThoughtFormat
 from ...types import Response, Transition
-from ..base import Tool
-from ..wrappers import HandPool, PointsEnds
+from ..base import Task
+from ..wrappers import CutHopeless, HandPool
+from .hands import named_hands
 from .rubric import rubric, solver_tool
 from .rules import COUNTS, RANKS, PointsRules, printed_ranks, read_ranks, written
 from .thoughts import read_aim, read_symbol, write_thought
@@ -35,7 +36,7 @@ Formula so far: "{formula}"
 EZPOINTS = PointsRules(cards=2, target=12, operators="+*", parentheses=False, max_elements=5)
 
 
-class PointsTask:
+class PointsTask(Task):
     """The task around `gym_cards/Points24-v0` or `gym_cards/EZPoints-v0`. Stateless."""
 
     reading_parts = ("cards",)
@@ -63,7 +64,7 @@ class PointsTask:
             conclusion=partial(from_thoughts, next_symbol),
         )
         self.rubric = rubric(rules)
-        self.tools: Sequence[Tool] = (solver_tool(rules),) if rules.parentheses else ()
+        self.tools = (solver_tool(rules),) if rules.parentheses else ()
         self._prompt = PROMPT.format(
             game=game,
             cards=("two", "three", "four")[rules.cards - 2],
@@ -78,7 +79,7 @@ class PointsTask:
         env = gym.make(self.env_id, disable_env_checker=True, **self.env_kwargs)
         if self.hands is not None:
             env = HandPool(env, self.hands)
-        return PointsEnds(env, self.rules, cut=self.cut and not evaluation)
+        return CutHopeless(env, self.rules, cut=self.cut and not evaluation)
 
     def starts(self) -> Sequence[Mapping[str, Any]] | None:
         return None if self.hands is None else [{"hand": place} for place in range(len(self.hands))]
@@ -179,11 +180,12 @@ class PointsTask:
 def points24(
     *,
     env_kwargs: Mapping[str, Any] | None = None,
-    hands: Sequence[Sequence[str | int]] | None = None,
+    hands: Sequence[Sequence[str | int]] | str | None = None,
     cut: bool = True,
     thoughts: bool = True,
 ) -> PointsTask:
     kwargs = dict(env_kwargs or {})
+    hands = named_hands(hands) if isinstance(hands, str) else hands
     rules = PointsRules(
         cards=4,
         target=int(kwargs.get("target_points", 24)),
@@ -209,6 +211,8 @@ def ezpoints(
 
 def checked_hands(hands: Sequence[Sequence[str | int]], rules: PointsRules) -> list[list[str]]:
     """Hands as lists of card names or ranks; raises `ValueError` at what is no hand of the game."""
+    if isinstance(hands, str):
+        raise ValueError(f"hands: only Points24 has named sets of hands, so list them instead of {hands!r}.")
     checked = [[str(card).strip().upper() for card in hand] for hand in hands]
     names = {*RANKS, *(suit + ("T" if rank == "10" else rank) for suit in "HSDC" for rank in RANKS)}
     for hand in checked:

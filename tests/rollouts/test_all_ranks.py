@@ -1,0 +1,49 @@
+"""Collecting on several processes: what each of them hears of the others."""
+
+import logging
+from types import SimpleNamespace
+
+from rollout_cases import rollout
+
+from trl_gtr.rollouts.all_ranks import collect_on_all_ranks
+
+
+def processes(*others):
+    """This one and others that report what is given."""
+    return SimpleNamespace(barrier=lambda occasion: 0.25, gather=lambda own: [own, *others])
+
+
+def test_everybody_hears_of_signals_and_faults():
+    played = rollout([[1.0, 2.0]])
+    collected = collect_on_all_ranks(lambda: played, processes((2, 3.0, 15, "the logits")), lambda: None)
+    assert collected.rollout is played
+    assert played.times["wait_for_processes"] == 0.25
+    assert collected.steps == (2, 2)
+    assert collected.received == (None, 15)
+    assert collected.faults == (None, "the logits")
+
+
+def test_a_process_that_can_not_act_reports_it_instead_of_leaving_the_others_waiting():
+    def broken():
+        raise FloatingPointError("the logits are not finite")
+
+    collected = collect_on_all_ranks(broken, processes(), lambda: 2)
+    assert len(collected.rollout) == 0
+    assert collected.faults == ("the logits are not finite",)
+    assert collected.received == (2,)
+
+
+def test_late_processes_are_named_and_all_times_kept(caplog):
+    collected = collect_on_all_ranks(lambda: rollout([[1.0], [1.0]]), processes((1, 9.0, None, None)), lambda: None)
+    with caplog.at_level(logging.WARNING):
+        collected.warn_of_late(planned=2)
+    assert "Process 1 ran out of time (rollout_timeout): it hands in 1 of 2 steps after 9.0 s." in caplog.text
+    assert "Process 0" not in caplog.text
+    assert collected.rollout.times["collect_rank_1"] == 9.0
+
+
+def test_alone_there_is_one_time(caplog):
+    collected = collect_on_all_ranks(lambda: rollout([[1.0]]), processes(), lambda: None)
+    collected.warn_of_late(planned=1)
+    assert not caplog.records
+    assert "collect_rank_0" not in collected.rollout.times

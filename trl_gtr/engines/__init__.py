@@ -1,0 +1,1 @@
+"""Who generates: the seam `Engine`, and the engine that samples with transformers."""

@@ -1,0 +1,127 @@
+"""Generation with transformers, by the trained model itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import nn
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from trl.models.utils import unwrap_model_for_generation
+
+from ..policy.loading import unwrap_adapter
+from ..policy.logprobs import penalize_repetition
+from ..policy.network import PolicyWithValue
+from ..policy.scoring import VLMPolicy
+from ..types import Generation
+from .base import Engine
+
+
+class SampledDistribution(LogitsProcessor):
+    """The same suppression and repetition penalty in `generate` as in `token_logprobs`.
+
+    Transformers' own penalty would also count the padding of a batch as seen: wrong where padding and EOS are one id.
+    """
+
+    def __init__(self, suppressed: torch.Tensor, repetition_penalty: float, prompt_mask: torch.Tensor):
+        self.suppressed = suppressed
+        self.repetition_penalty = repetition_penalty
+        self.padding = ~prompt_mask.bool()
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if torch.isnan(scores).any():
+            raise FloatingPointError("the logits of generation are not finite")
+        if self.repetition_penalty != 1.0:
+            prompt_length = self.padding.shape[1]
+            last = input_ids[:, prompt_length - 1 : prompt_length]
+            prompt = torch.where(self.padding, last, input_ids[:, :prompt_length])
+            tokens = torch.cat([prompt, input_ids[:, prompt_length:]], dim=1).clamp(max=scores.shape[1])
+            seen = scores.new_zeros(scores.shape[0], scores.shape[1] + 1, dtype=torch.bool)
+            seen.scatter_(1, tokens, True)
+            scores = penalize_repetition(scores, seen[:, :-1], self.repetition_penalty)
+        return scores.masked_fill(self.suppressed, -torch.inf)
+
+
+class TransformersEngine(Engine):
+    """Samples with `model.generate`. Weights need no `sync`: they are those of the model that is trained.
+
+    Args:
+        policy: Encodes prompts, and knows the distribution to sample from.
+        model: The network that acts: a vision-language model, or a [`PolicyWithValue`] around one, as `accelerator`
+            has prepared it.
+        accelerator: Decides the mixed precision, and unwraps what it has prepared; `None` for a plain model.
+        gather_weights: Under ZeRO-3, gather the weights for as long as the engine is `ready`.
+    """
+
+    def __init__(
+        self, policy: VLMPolicy, model: Any, *, accelerator: Accelerator | None = None, gather_weights: bool = True
+    ) -> None:
+        self.policy, self.network, self.accelerator, self.gather_weights = policy, model, accelerator, gather_weights
+        bare = model if accelerator is None else accelerator.unwrap_model(model)
+        self.model: Any = bare.policy if isinstance(bare, PolicyWithValue) else bare
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        if self.accelerator is None:
+            yield
+            return
+        with unwrap_model_for_generation(self.network, self.accelerator, gather_deepspeed3_params=self.gather_weights):
+            yield
+
+    @torch.no_grad()
+    def generate(self, prompts: Sequence[str], images: Sequence[np.ndarray], greedy: bool = False) -> list[Generation]:
+        """One response per prompt and image, in one batch; sampled with torch's global generator unless `greedy`."""
+        policy, model = self.policy, unwrap_adapter(self.model)
+        inputs = {key: tensor.to(model.device) for key, tensor in policy.encoder.encode(prompts, images).items()}
+        prompt_length = inputs["input_ids"].shape[1]
+        processor = SampledDistribution(
+            policy.suppressed.to(model.device), policy.repetition_penalty, inputs["attention_mask"]
+        )
+        autocast = nullcontext() if self.accelerator is None else self.accelerator.autocast()
+        with autocast, _evaluation_mode(model), _bare_generation_config(model):
+            sequences = model.generate(
+                **inputs,
+                generation_config=self._generation_config(greedy),
+                logits_processor=LogitsProcessorList([processor]),
+                synced_gpus=False,  # each process plays its own episodes; ZeRO-3's weights are gathered before
+            )
+        return [policy.read_generation(row) for row in sequences[:, prompt_length:].cpu().numpy()]
+
+    def _generation_config(self, greedy: bool) -> GenerationConfig:
+        sampling = {} if greedy else {"temperature": self.policy.temperature, "top_k": 0, "top_p": 1.0}
+        return GenerationConfig(
+            max_new_tokens=self.policy.max_completion_length,
+            do_sample=not greedy,
+            eos_token_id=self.policy.eos_token_ids,
+            pad_token_id=self.policy.pad_token_id,
+            use_cache=True,
+            **sampling,
+        )
+
+
+@contextmanager
+def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """No dropout inside; afterwards each submodule is in the mode it was in before."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def _bare_generation_config(model: Any) -> Iterator[None]:
+    """`generate` fills what a config leaves open from the checkpoint's own: a hidden top_k or penalty there would make
+    the sampled distribution another one than the scored one."""
+    own = model.generation_config
+    model.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = own

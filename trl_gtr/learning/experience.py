@@ -1,0 +1,230 @@
+"""From a rollout to experience: scores by the update's own code, then advantages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..config import GTRConfig
+from ..distributed.means import Means
+from ..distributed.processes import Processes
+from ..guides.base import Guide
+from ..policy.scores import Scores
+from ..policy.scoring import BatchShape, VLMPolicy
+from ..types import Rollout, Transition
+from .advantages import AdvantageEstimator, Values
+from .cloning import cloning_coefficient
+from .minibatches import learned_steps, stack
+
+
+@dataclass
+class Experience:
+    """A rollout as the update sees it. Tensors are (steps,), in the rollout's order."""
+
+    transitions: list[Transition]
+    scores: Scores
+    """Under the policy that acted."""
+    advantages: Tensor
+    returns: Tensor | None
+    """Targets of the value head; `None` where there is none."""
+    learned: np.ndarray
+    """bool, (environments of all processes, steps): which steps are learned from. See `minibatches.learned_steps`."""
+    env_steps: int
+    """Steps that all processes' environments have made."""
+    cloning_coef: float
+    """Weight of the cloning loss in this update; 0 drops it."""
+    reference: Tensor | None = None
+    """(steps, T): token log-probs under the starting policy, 0 in padding, where `kl_coef` asks for them."""
+
+    def __len__(self) -> int:
+        return len(self.transitions)
+
+
+class Scorer:
+    """Scores steps as the loss sees them. Old log-probs come from here too, so that every ratio starts at 1.
+
+    Args:
+        args: Batch sizes and λ.
+        policy: How the network is asked.
+        network: What learns: DeepSpeed's engine, or the bare module.
+        processes: Those who train with this one.
+    """
+
+    def __init__(self, args: GTRConfig, policy: VLMPolicy, network: nn.Module, processes: Processes) -> None:
+        self.args, self.policy, self.network, self.processes = args, policy, network, processes
+        self.shape: BatchShape | None = None
+        """What every batch of this update is padded to, where `one_batch_shape` asks for it."""
+
+    def choose_shape(self, steps: Sequence[Transition]) -> None:
+        """Before anything of a rollout is scored: one shape for all of its batches, if that is asked for."""
+        if self.args.one_batch_shape:
+            samples = [t.prompt for t in steps], [t.image for t in steps], [t.response_ids for t in steps]
+            self.shape = self.policy.largest_shape(*samples, rows=self.args.per_device_train_batch_size)
+
+    def action_starts(self, steps: Sequence[Transition]) -> list[int]:
+        """The first token of each step's action."""
+        return [self.policy.spans.action_start(t.response_ids, t.response.action_span) for t in steps]
+
+    def score(
+        self,
+        steps: Sequence[Transition],
+        action_starts: Sequence[int],
+        network: nn.Module | None = None,
+        with_entropy: bool = False,
+    ) -> Scores:
+        """One batch, under the network that learns or another one."""
+        return self.policy.score(
+            network or self.network,
+            [t.prompt for t in steps],
+            [t.image for t in steps],
+            [t.response_ids for t in steps],
+            action_starts,
+            self.args.thought_prob_coef,
+            with_entropy=with_entropy,
+            shape=self.shape,
+        )
+
+    @torch.no_grad()
+    def score_all(self, steps: Sequence[Transition], network: nn.Module | None = None) -> Scores:
+        """Any number of steps, in batches of similar lengths; the result is in the order of `steps`."""
+        starts = self.action_starts(steps)
+
+        def score(chosen: list[int]) -> Scores:
+            return self.score([steps[i] for i in chosen], [starts[i] for i in chosen], network, with_entropy=True)
+
+        return score_in_batches(score, [len(t.response_ids) for t in steps], self._batches)
+
+    @torch.no_grad()
+    def values(self, rollout: Rollout, own: Tensor) -> Values:
+        """What an estimator needs to know beside the values of the steps' `own` observations."""
+
+        def value(prompts: Sequence[Any], images: Sequence[Any]) -> Tensor:
+            batches = self._batches(np.arange(len(prompts)))
+            parts = [
+                self.policy.values(self.network, [prompts[i] for i in b], [images[i] for i in b]) for b in batches
+            ]
+            return torch.cat(parts)[: len(prompts)]
+
+        return bootstrap_values(rollout, own, value)
+
+    def _batches(self, order: np.ndarray) -> list[list[int]]:
+        args = self.args
+        size = args.per_device_train_batch_size if args.one_batch_shape else args.per_device_eval_batch_size
+        return in_batches(order, size, self.processes.gather if self.processes.zero3 else None)
+
+
+def in_batches(order: np.ndarray, size: int, gather: Callable[[int], list[int]] | None = None) -> list[list[int]]:
+    """`order` in batches of `size`.
+
+    Args:
+        gather: Under ZeRO-3 a forward pass needs all processes: whoever has fewer batches repeats the first at the
+            end. Gives every process's number for one's own.
+    """
+    batches = [order[i : i + size].tolist() for i in range(0, len(order), size)]
+    if gather is not None:
+        batches += batches[:1] * (max(gather(len(batches))) - len(batches))
+    return batches
+
+
+def score_in_batches(
+    score: Callable[[list[int]], Scores], lengths: Sequence[int], batches: Callable[[np.ndarray], list[list[int]]]
+) -> Scores:
+    """Scores of samples 0, 1, … in that order, scored in batches of similar lengths.
+
+    Args:
+        score: Scores one batch of samples.
+        lengths: Of each sample.
+        batches: Cuts samples into batches, see [`in_batches`].
+    """
+    order = np.argsort(lengths, kind="stable")
+    scored = Scores.concatenate([score(batch) for batch in batches(order)])
+    return scored.rows(np.argsort(order, kind="stable"))
+
+
+def bootstrap_values(rollout: Rollout, own: Tensor, value: Callable[[Sequence[Any], Sequence[Any]], Tensor]) -> Values:
+    """The values that close a rollout: of cut episodes' true last observations, and of where each environment is now.
+
+    Args:
+        rollout: Says what was cut.
+        own: (steps,), values of the steps' own observations.
+        value: Values of prompts and images.
+    """
+    cut = [i for i, step in enumerate(rollout.transitions) if step.bootstrap]
+    following = value(
+        [*(rollout.transitions[i].final_prompt for i in cut), *rollout.last_prompts],
+        [*(rollout.transitions[i].final_image for i in cut), *rollout.last_images],
+    )
+    final = torch.zeros_like(own)
+    final[cut] = following[: len(cut)]
+    return Values(own, final, following[len(cut) :])
+
+
+class ExperienceMaker:
+    """Scores a rollout and estimates its advantages.
+
+    Args:
+        args: The hyper-parameters.
+        scorer: Scores steps.
+        estimator: Gives advantages.
+        guide: May shape them.
+        processes: Those who train with this one.
+        reference: Opens the starting policy as a network; asked where `kl_coef` is positive.
+    """
+
+    def __init__(
+        self,
+        args: GTRConfig,
+        scorer: Scorer,
+        estimator: AdvantageEstimator,
+        guide: Guide,
+        processes: Processes,
+        reference: Callable[[], AbstractContextManager[nn.Module]],
+    ) -> None:
+        self.args, self.scorer, self.estimator, self.guide = args, scorer, estimator, guide
+        self.processes, self.reference = processes, reference
+
+    @torch.no_grad()
+    def __call__(self, rollout: Rollout, corrected: int, means: Means) -> Experience:
+        """Experience from this process's rollout, of which the guide corrected so many steps."""
+        args, steps = self.args, rollout.transitions
+        self.scorer.choose_shape(steps)
+        scores = self.scorer.score_all(steps)
+        values = None if scores.value is None else self.scorer.values(rollout, scores.value)
+        estimated = self.estimator(rollout, values)
+        shaping = self.guide.shaping(rollout, scores)
+        advantages = estimated.advantages if shaping is None else estimated.advantages + shaping
+        advantages = self.estimator.normalize(advantages, self.processes.gather).to(scores.logprob.device)
+        if scores.entropy is not None:
+            means.add("policy/entropy", scores.entropy)
+        means.add("response/thought_tokens", scores.action_start)
+        for name, numbers in estimated.metrics.items():
+            means.add(name, numbers)
+        made, corrected = (sum(each) for each in zip(*self.processes.gather((len(steps), corrected)), strict=True))
+        return Experience(
+            transitions=steps,
+            scores=scores,
+            advantages=advantages,
+            returns=estimated.returns,
+            learned=self._learned(steps, estimated.kept),
+            env_steps=made,
+            cloning_coef=cloning_coefficient(args.cloning_weight, args.thought_cloning_coef, corrected, made),
+            reference=self._reference_logprobs(steps) if args.kl_coef > 0 else None,
+        )
+
+    def _learned(self, steps: Sequence[Transition], kept: Tensor | None) -> np.ndarray:
+        """Of all processes."""
+        own_envs = self.args.num_envs // self.processes.world_size
+        first = self.processes.rank * own_envs
+        flags = None if kept is None else kept.tolist()
+        own = learned_steps(steps, range(first, first + own_envs), self.args.rollout_steps, flags)
+        return stack(self.processes.gather(own))
+
+    def _reference_logprobs(self, steps: Sequence[Transition]) -> Tensor:
+        with self.reference() as network:
+            return self.scorer.score_all(steps, network).token_logprobs

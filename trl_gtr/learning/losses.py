@@ -1,0 +1,193 @@
+"""The losses of PPO over environment steps: pure functions on tensors, no model, no trainer.
+
+B is the number of samples in a mini-batch. One sample is one *environment step*; its log-prob is the λ-weighted sum
+over the response's tokens. Losses are returned per sample, so that a micro-batch can be averaged over the size of its
+whole mini-batch. Tensors are never broadcast: (B,) beside (B, 1) is an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..policy.scores import Scores
+
+
+class PolicyStats(NamedTuple):
+    """What a policy update did to each ratio; detached, one-dimensional: (B,) where a response has one ratio."""
+
+    ratio: Tensor
+    """π(a|o) / π_old(a|o), after the clamp on its logarithm."""
+    clipped: Tensor
+    """bool: the ratio is outside 1 ± cliprange. Its mean is the clip fraction."""
+    approx_kl: Tensor
+    """k3 estimate of KL(π_old ‖ π), never negative."""
+
+
+class PolicyObjective(Protocol):
+    """What PPO makes of advantages: a loss per sample, however many ratios a response has."""
+
+    def __call__(self, new: Scores, old: Scores, advantages: Tensor) -> tuple[Tensor, PolicyStats]:
+        """Loss (B,) to be minimised, and what it did.
+
+        Args:
+            new: Under the policy in training; gradients flow.
+            old: Of the same responses, under the policy that acted.
+            advantages: (B,).
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class ResponseRatio:
+    """One ratio per response: of the λ-weighted sums of its tokens' log-probs (GTR, RL4VLM).
+
+    Args:
+        cliprange, dual_clip: See [`policy_loss`].
+    """
+
+    cliprange: float
+    dual_clip: float | None
+
+    def __call__(self, new: Scores, old: Scores, advantages: Tensor) -> tuple[Tensor, PolicyStats]:
+        return policy_loss(new.logprob, old.logprob, advantages, self.cliprange, self.dual_clip)
+
+
+def policy_loss(
+    logprob: Tensor,
+    old_logprob: Tensor,
+    advantages: Tensor,
+    cliprange: float,
+    dual_clip: float | None,
+    log_ratio_clamp: float = 20.0,
+) -> tuple[Tensor, PolicyStats]:
+    """PPO's clipped surrogate, per sample.
+
+    `L = max(−Â·ratio, −Â·clip(ratio, 1 ± cliprange))`. A log-prob that is a sum over 200 tokens leaves the trust
+    region quickly; with a negative advantage that term has no upper bound. The dual clip (Ye et al., 2020) caps it at
+    `dual_clip · |Â|`, and the log-ratio is clamped before it is exponentiated.
+
+    Args:
+        logprob: (B,) under the policy in training, float32 or wider.
+        old_logprob: (B,) under the policy that acted, from the same scoring function.
+        advantages: (B,).
+        cliprange: ε of the clip.
+        dual_clip: cap for negative advantages, greater than 1; `None` turns it off.
+        log_ratio_clamp: bound of |log ratio|.
+
+    Returns:
+        loss (B,) to be minimised, and [`PolicyStats`].
+    """
+    same_shape(logprob=logprob, old_logprob=old_logprob, advantages=advantages)
+    if dual_clip is not None and dual_clip <= 1:
+        raise ValueError(f"`dual_clip` must be greater than 1 (or None to turn it off), got {dual_clip}.")
+    ratio = _log_ratio(logprob, old_logprob, log_ratio_clamp).exp()
+    loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - cliprange, 1 + cliprange))
+    if dual_clip is not None:
+        capped = torch.minimum(loss, -advantages * dual_clip)
+        loss = torch.where(advantages < 0, capped, loss)
+    return loss, policy_stats(logprob, old_logprob, cliprange, log_ratio_clamp)
+
+
+@torch.no_grad()
+def policy_stats(logprob: Tensor, old_logprob: Tensor, cliprange: float, log_ratio_clamp: float = 20.0) -> PolicyStats:
+    """Ratio, clip fraction and KL of a policy change, per sample.
+
+    Any pair of log-probs will do, so that the thought's and the action's part can be looked at apart.
+
+    Args:
+        logprob: (B,) under the policy in training.
+        old_logprob: (B,) under the policy that acted.
+        cliprange: ε of the clip.
+        log_ratio_clamp: bound of |log ratio|.
+    """
+    same_shape(logprob=logprob, old_logprob=old_logprob)
+    ratio = _log_ratio(logprob, old_logprob, log_ratio_clamp).exp()
+    return PolicyStats(
+        ratio=ratio,
+        clipped=(ratio - 1).abs() > cliprange,
+        approx_kl=kl_k3(old_logprob, logprob, log_ratio_clamp),
+    )
+
+
+def value_loss(
+    values: Tensor, returns: Tensor, old_values: Tensor | None = None, cliprange_value: float | None = None
+) -> Tensor:
+    """`½ (V − R)²`, per sample (B,).
+
+    Args:
+        values: (B,) the value head's answers in training.
+        returns: (B,) targets from the advantage estimator.
+        old_values: (B,) the values of the rollout; only with `cliprange_value`.
+        cliprange_value: if given, V may earn nothing by moving further than this from the old value.
+    """
+    same_shape(values=values, returns=returns)
+    loss = 0.5 * (values - returns).square()
+    if cliprange_value is None:
+        return loss
+    if old_values is None:
+        raise ValueError("`cliprange_value` needs `old_values`, the values of the rollout: pass both or neither.")
+    same_shape(values=values, old_values=old_values)
+    clipped = old_values + (values - old_values).clamp(-cliprange_value, cliprange_value)
+    return torch.maximum(loss, 0.5 * (clipped - returns).square())
+
+
+def kl_k3(logprob: Tensor, ref_logprob: Tensor, log_ratio_clamp: float = 20.0) -> Tensor:
+    """k3 estimate of KL(π ‖ π_ref) from samples of π: `q − 1 − log q` with `q = π_ref / π`; never negative.
+
+    Args:
+        logprob: under π, (B,) of responses or (B, T) of tokens; gradients flow.
+        ref_logprob: under π_ref, the same shape.
+        log_ratio_clamp: bound of |log q|.
+    """
+    same_shape(logprob=logprob, ref_logprob=ref_logprob)
+    log_q = _log_ratio(ref_logprob, logprob, log_ratio_clamp)
+    # expm1 keeps the digits of a tiny ratio; what rounding leaves below zero is cut.
+    return (torch.expm1(log_q) - log_q).clamp(min=0)
+
+
+def reference_kl(scored: Scores, reference: Tensor) -> Tensor:
+    """k3 KL to the starting policy, mean over each response's tokens; (B,).
+
+    Args:
+        scored: Under the policy in training; gradients flow.
+        reference: (B, T) token log-probs under the starting policy.
+    """
+    kl = kl_k3(scored.token_logprobs, reference)
+    return torch.where(scored.mask, kl, kl.new_zeros(())).sum(1) / scored.mask.sum(1)
+
+
+@torch.no_grad()
+def explained_variance(values: Tensor, returns: Tensor) -> float:
+    """`1 − Var(R − V) / Var(R)`: 1 is perfect, 0 no better than a constant, NaN where all returns are equal.
+
+    Args:
+        values: any shape.
+        returns: the same shape.
+    """
+    same_shape(values=values, returns=returns)
+    wide = returns.cpu().double()
+    variance = wide.var(correction=0)
+    if variance == 0:
+        return float("nan")
+    return float(1 - (wide - values.cpu().double()).var(correction=0) / variance)
+
+
+def _log_ratio(logprob: Tensor, old_logprob: Tensor, bound: float) -> Tensor:
+    for given in (logprob, old_logprob):
+        if given.dtype not in (torch.float32, torch.float64):
+            raise ValueError(
+                f"Log-probs must be float32 or wider, got {given.dtype}: half precision is too coarse "
+                "for the sum over a response. Cast the logits with `.float()` before the log-softmax."
+            )
+    return (logprob - old_logprob).clamp(-bound, bound)
+
+
+def same_shape(**tensors: Tensor) -> None:
+    """Raise a `ValueError` where tensors would be broadcast."""
+    if len({tensor.shape for tensor in tensors.values()}) > 1:
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+        raise ValueError(f"These tensors must have the same shape (nothing is broadcast here): {shapes}.")

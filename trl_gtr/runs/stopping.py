@@ -1,0 +1,133 @@
+"""Ending a run early, so that it can be resumed: on a signal, a spent budget, or numbers that aren't finite."""
+
+from __future__ import annotations
+
+import logging
+import random
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..distributed.processes import Processes
+from ..learning.update import Updater
+from ..rollouts.collector import RolloutCollector
+from .checkpointer import RunCheckpointer
+
+logger = logging.getLogger(__name__)
+
+
+class Snapshot(NamedTuple):
+    """What collecting a rollout changes, as it was before."""
+
+    collector: dict[str, Any]
+    random: dict[str, Any]
+
+
+class RunStopper:
+    """Leaves a checkpoint behind and ends the run. Every method must be called by all processes.
+
+    Args:
+        processes: All processes of the run.
+        checkpointer: Knows what is saved.
+        collector: Goes back to where a rollout began that is abandoned.
+        save: Writes a checkpoint; `None` if the run saves none.
+        end: Called before the run is left by an exception: callbacks close their files.
+    """
+
+    def __init__(
+        self,
+        processes: Processes,
+        checkpointer: RunCheckpointer,
+        collector: RolloutCollector,
+        *,
+        save: Callable[[], None] | None,
+        end: Callable[[], None],
+    ) -> None:
+        self.processes, self.checkpointer, self.collector = processes, checkpointer, collector
+        self._save, self._end = save, end
+
+    def snapshot(self, step: int) -> Snapshot | None:
+        """Taken before a rollout, if a checkpoint of this moment may have to be written later."""
+        if self._save is None or self.checkpointer.is_saved(step):
+            return None
+        return Snapshot(self.collector.state_dict(), random_states())
+
+    def stop_on_signal(
+        self,
+        step: int,
+        received: Sequence[int | None],
+        faults: Sequence[str | None] = (),
+        before: Snapshot | None = None,
+    ) -> None:
+        """If any process has received a signal or can't act: save the state after update `step`, and leave.
+
+        Args:
+            step: Updates so far.
+            received: The signal of each process.
+            faults: Why each process can't act.
+            before: The state before a rollout that is now abandoned.
+        """
+        number = next((each for each in received if each is not None), None)
+        fault = next((f"{each} (process {rank})" for rank, each in enumerate(faults) if each), None)
+        if number is None and fault is None:
+            return
+        if before is not None:
+            self.collector.rewind(before.collector)
+            set_random_states(before.random)
+        self._save_and_log(step, fault or f"{signal.Signals(number or 0).name} received")
+        self._end()
+        if fault is not None:
+            raise FloatingPointError(fault)
+        raise SystemExit(128 + (number or 0))  # as a scheduler expects it
+
+    def stop_if_spent(self, step: int, reason: str | None) -> bool:
+        """After an update: save and return `True` if the corrector of any process has nothing left to spend.
+
+        Args:
+            step: Updates so far.
+            reason: Why this process can't go on; `None` if it can.
+        """
+        found = next((each for each in self.processes.gather(reason) if each), None)
+        if found is not None:
+            self._save_and_log(step, found)
+        return found is not None
+
+    def raise_if_diverged(self, step: int, updater: Updater) -> None:
+        """After an update: save and raise if too many optimizer steps in a row were skipped."""
+        if not updater.gave_up:
+            return
+        faults = self.processes.gather(updater.not_finite)
+        fault = next((f"{name} (process {rank})" for rank, name in enumerate(faults) if name), "a gradient")
+        reason = f"{updater.skipped_in_a_row} optimizer steps in a row were skipped: {fault} is not finite"
+        self._save_and_log(step, reason)
+        raise FloatingPointError(
+            f"{reason}. Look for rewards that aren't finite, lower the learning rate, or train in float32 or "
+            "bfloat16: float16 overflows."
+        )
+
+    def _save_and_log(self, step: int, reason: str) -> None:
+        """Leave a checkpoint behind, unless saving is off or there is one already."""
+        if self._save is not None and not self.checkpointer.is_saved(step):
+            self._save()
+        if self.processes.rank == 0:
+            saved = self.checkpointer.is_saved(step)
+            folder = self.checkpointer.folder(step)
+            where = f"Resume from {folder}." if saved else "Nothing is saved (save_strategy='no')."
+            logger.warning("The run stops after update %d: %s. %s", step, reason, where)
+
+
+def random_states() -> dict[str, Any]:
+    """Every global random generator, for [`set_random_states`]."""
+    states = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    return states | ({"cuda": torch.cuda.get_rng_state_all()} if torch.cuda.is_available() else {})
+
+
+def set_random_states(states: Mapping[str, Any]) -> None:
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states:
+        torch.cuda.set_rng_state_all(states["cuda"])

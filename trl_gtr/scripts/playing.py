@@ -1,0 +1,62 @@
+"""The part of `trl-gtr evaluate` that needs torch: load the agents, play, and show how they did."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from ..evaluation.agents import Agent, NoAnswer, load_agent
+from ..evaluation.evaluate import count_episodes, evaluate_agent
+from ..evaluation.tables import difficulty_table, report_table
+from ..runs.manifest import saved_task
+from ..tasks import Task
+from .evaluate import Arguments
+from .settings import default_config, read_yaml, task_options_of
+from .usage import one_line_errors
+
+
+def make_agent(name: str, task: Task, args: Arguments) -> Agent:
+    is_model = name not in ("expert", "random") and not name.startswith("openai:")
+    if is_model and not args.any_task and saved_task(name) not in (None, task.name):
+        raise ValueError(f"{name} was trained on {saved_task(name)}: set --task to that, or --any_task to play on.")
+    return load_agent(
+        name,
+        task,
+        temperature=args.temperature,
+        max_completion_length=args.max_completion_length,
+        device=args.device,
+        dtype=args.dtype,
+        base_url=args.base_url,
+    )
+
+
+def play(args: Arguments) -> None:
+    """Every agent plays the same deals; the results go to the terminal and, if asked for, to a file."""
+    with one_line_errors():
+        options = task_options_of(args.task_options)
+        task = args.make_task()
+        task.make_env(evaluation=True).close()  # what it lacks fails now
+        episodes = count_episodes(task, args.episodes, "--episodes")
+        agents = {name: make_agent(name, task, args) for name in args.agents or default_agents(args.task)}
+    reports = {}
+    with one_line_errors(NoAnswer):
+        for name, agent in agents.items():
+            torch.manual_seed(args.seed)
+            reports[name] = evaluate_agent(agent, task, episodes, seed=args.seed, num_envs=args.batch_size)
+    console = Console()
+    played = ", ".join([args.task, *(f"{name}: {value}" for name, value in options.items())])
+    console.print(report_table(reports, f"{played}, {episodes} episodes each"))
+    if any(report.by_difficulty() for report in reports.values()):
+        console.print(difficulty_table(reports, "success by kind of deal"))
+    if args.output:
+        written = {name: report.to_json() for name, report in reports.items()}
+        Path(args.output).write_text(json.dumps(written, indent=1))
+
+
+def default_agents(task: str) -> list[str]:
+    """The expert, chance, and the embedded model that the task's own settings train, if it has any."""
+    config = default_config(task)
+    return ["expert", "random", *([] if config is None else [read_yaml(config)["model_name_or_path"]])]

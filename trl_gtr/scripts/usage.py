@@ -1,0 +1,108 @@
+"""What a user is told about a command line: its options in one line each, and every mistake in one line."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ..responses.safe_text import one_line
+from ..tasks import task_options, task_options_help
+from .options import Option
+from .settings import given_options, read_yaml, value_of
+
+NAME_WIDTH, MOST_WIDTH = 30, 119
+_SENTENCE_END = re.compile(r"(?<!e\.g)\.\s")
+_PATIENCE = 20.0
+"""Seconds that other processes leave to the first one to report an error that all of them have."""
+
+
+@contextmanager
+def one_line_errors(
+    kinds: type[Exception] | tuple[type[Exception], ...] = (ValueError, OSError, ImportError),
+) -> Iterator[None]:
+    """For everything before training: report what the user got wrong in one line, without a traceback.
+
+    Args:
+        kinds: The errors that are meant.
+    """
+    try:
+        yield
+    except kinds as error:
+        if int(os.environ.get("LOCAL_RANK", "0")) > 0:
+            time.sleep(_PATIENCE)  # the first process reports the same, and its end ends this one
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def check_names(words: Sequence[str], known: Collection[str]) -> None:
+    """Raise a `ValueError` that suggests the nearest option if the words, or their `--config`, have an unknown one."""
+    named = [(given.name, "the command line") for given in given_options(words)]
+    if (file := value_of(words, "config")) is not None:
+        named += [(str(name), file) for name in read_yaml(file) if name != "env"]
+    for name, place in named:
+        plain = name.removeprefix("no_")
+        if name and name != "config" and name not in known and plain not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else "`--help` lists the options."
+            raise ValueError(f"There is no option `{name}`, as {place} has it: {hint}")
+
+
+def format_help(
+    usage: str, description: str | None, options: Iterable[Option], values: Mapping[str, Any], *, full: bool = False
+) -> str:
+    """A help text, grouped: one line for each option with its default, or with `full` its whole description.
+
+    Args:
+        usage: How to call it.
+        description: What it does.
+        options: What is listed, in this order.
+        values: Defaults of this command that go before the options' own.
+        full: Whole descriptions.
+    """
+    width = min(shutil.get_terminal_size((MOST_WIDTH, 24)).columns, MOST_WIDTH)
+    groups: dict[str, list[Option]] = {}
+    for option in options:
+        groups.setdefault(option.group, []).append(option)
+    parts = [f"usage: {usage}", (description or "").strip()]
+    for group, members in groups.items():
+        lines = (_line(each, values.get(each.name, each.default), width, full) for each in members)
+        parts.append("\n".join([f"{group}:", *lines]))
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def options_of_task(task: str) -> list[Option]:
+    """The options that a task declares, described as the `Args` of its class or function describe them."""
+    described = task_options_help(task)
+    return [
+        Option(
+            name, None if each.default is each.empty else each.default, described.get(name, ""), f"options of {task}"
+        )
+        for name, each in task_options(task).items()
+    ]
+
+
+def _line(option: Option, default: Any, width: int, full: bool) -> str:
+    help_text = " ".join(option.help.split())
+    shown = "" if default in (None, "", (), []) else f" [{_written(default)}]"
+    if not full:
+        first = _SENTENCE_END.split(help_text)[0].rstrip(".")
+        room = width - NAME_WIDTH - len(shown) - len("  --")
+        help_text = first if len(first) <= room else f"{first[: room - 1].rstrip()}…"
+    return f"  --{option.name:<{NAME_WIDTH}}{help_text}{shown}".rstrip()
+
+
+def _written(value: Any) -> str:
+    """A default as a command line has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | tuple):
+        return " ".join(map(str, value))
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:39]}…"
