@@ -29,7 +29,7 @@ SETTINGS = {
     "num_ppo_epochs": 2,
     "value_head_sizes": [128],
     "cloning_steps": 3,
-    "clone_right_thoughts": True,
+    "clone": "thoughts",
 }
 
 
@@ -79,7 +79,7 @@ def run(tmp_path, *, lora=False, **settings):
 
     trainer.optimizer.optimizer.register_step_pre_hook(look)
     trainer.train()
-    return SimpleNamespace(trainer=trainer, rollout=keeper.rollout, passed=passed, gradients=max(gradients))
+    return SimpleNamespace(trainer=trainer, rollout=keeper.rollout, passed=Counter(passed), gradients=max(gradients))
 
 
 def kept_bytes(trainer, batch):
@@ -95,7 +95,14 @@ def kept_bytes(trainer, batch):
 
     starts = [trainer.policy.spans.action_start(t.response_ids, t.response.action_span) for t in batch]
     with saved_tensors_hooks(keep, lambda tensor: tensor), trainer.accelerator.autocast():
-        trainer.updater.score(batch, starts)
+        trainer.policy.score(
+            trainer.network,
+            [t.prompt for t in batch],
+            [t.image for t in batch],
+            [t.response_ids for t in batch],
+            starts,
+            trainer.args.thought_prob_coef,
+        )
     return sum(storage.nbytes() for storage in kept.values())
 
 
