@@ -12,7 +12,7 @@ import torch
 from ..policy.loading import image_token_id
 from ..policy.scoring import VLMPolicy
 from ..tasks import Task
-from ..types import CorrectionRequest, Response
+from ..types import CorrectionRequest
 
 SLIPS = 0.2
 """Assumed share of an agent's actions that are not the expert's: they cut episodes short."""
@@ -63,13 +63,12 @@ class Observations:
     """The most that a processed picture takes in the feature cache."""
 
     def rows(self, count: int) -> tuple[list[str], list[np.ndarray]]:
-        """Prompts and images of the `count` longest; they come again where there are fewer."""
+        """Prompts and images of the `count` longest, which come again where there are fewer, but for the last: the
+        shortest. Padding costs memory too, for attention then needs a mask."""
         chosen = [self.requests[i % len(self.requests)] for i in range(count)]
+        if count > 1:
+            chosen[-1] = self.requests[-1]
         return [each.prompt for each in chosen], [each.image for each in chosen]
-
-    @property
-    def responses(self) -> list[Response]:
-        return [each.response for each in self.requests]
 
 
 def observe(task: Task, policy: VLMPolicy, model: object, count: int = 128) -> Observations:
