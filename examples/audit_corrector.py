@@ -50,21 +50,19 @@ def main() -> None:
         task, corrector = args.make_task(), make_corrector(corrector_args, audit_share=0.0)
         if corrector is None:
             raise ValueError("--corrector none has nothing to audit: name another one.")
-        if hasattr(corrector, "check"):
-            corrector.check(task)
+        corrector.check(task)
     requests = spoil(sample_states(task, args.states, args.seed), args.seed)
     started = time.perf_counter()
     try:
         answers = corrector.correct(requests)
     finally:
-        if hasattr(corrector, "close"):
-            corrector.close()
+        corrector.close()
     seconds = time.perf_counter() - started
     found = report(grade(*pair) for pair in zip(answers, requests, strict=True))
     usage = sum((answer.usage for answer in answers), Usage())
     latencies = np.array([answer.latency for answer in answers])
     scale = args.env_steps / len(requests)
-    table = Table("measure", "value", title=f"{getattr(corrector, 'identity', corrector)} on {task.name}")
+    table = Table("measure", "value", title=f"{corrector.identity} on {task.name}")
     table.add_row("graded thoughts, of them wrong", f"{found.graded}, {percent(found.wrong_thoughts)}")
     table.add_row("precision: changed thoughts that were wrong and are true now", percent(found.precision))
     table.add_row("recall: wrong thoughts that it made true", percent(found.recall))

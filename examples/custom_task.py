@@ -1,4 +1,4 @@
-"""A game and a task of your own: say in which of 3 × 3 cells a lamp shines, and press the cell's number."""
+"""A game and a task of your own: which of 3 × 3 cells has the lamp? Run `python examples/custom_task.py`."""
 
 from pathlib import Path
 

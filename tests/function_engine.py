@@ -24,6 +24,6 @@ class FunctionEngine(Engine):
 
 def make_collector(task: Any, function: Callable[..., list[Generation]], corrector: Any = None, **options: Any) -> Any:
     """A collector whose `collect(steps)` plays with this policy."""
-    collector: Any = RolloutCollector(task, corrector, **options)
+    collector: Any = RolloutCollector(task, corrector, **{"seed": 0} | options)
     collector.collect = partial(collector.collect, FunctionEngine(function))
     return collector

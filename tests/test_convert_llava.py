@@ -162,7 +162,7 @@ def test_converted_folder_loads_and_every_weight_is_in_its_place(
     text = model.config.get_text_config()
     assert (text.model_type, text.rope_parameters["rope_theta"], text.rms_norm_eps) == ("mistral", 1e6, 1e-5)
     assert model.config.vision_feature_layer == -2
-    engine = TransformersEngine(VLMPolicy(model, processor, max_completion_length=4), model)
+    engine = TransformersEngine(VLMPolicy(model, processor, max_completion_length=4, temperature=1.0), model)
     generation = engine.generate(["hello"], [np.zeros((40, 40, 3), np.uint8)], greedy=True)
     assert len(generation[0].ids)
 

@@ -170,7 +170,7 @@ def teach_format(model: LlavaForConditionalGeneration, processor: LlavaProcessor
     from trl_gtr.policy.network import PolicyWithValue, ValueHead
     from trl_gtr.policy.scoring import VLMPolicy
 
-    policy = VLMPolicy(model, processor)
+    policy = VLMPolicy(model, processor, temperature=1.0)
     module = PolicyWithValue(model, ValueHead(model.config.get_text_config().hidden_size, [8]))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     rng, task = np.random.default_rng(0), ColourTask()

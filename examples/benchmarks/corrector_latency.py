@@ -87,7 +87,7 @@ def play(args: argparse.Namespace, corrector: OpenAICorrector | None) -> float:
             # Every thought is another one: identical requests in flight would be sent only once.
             return [Generation(ids, TEXT.replace("next", f"number {next(count)}, next")) for _ in prompts]
 
-    collector = RolloutCollector(make_task("points24"), corrector, num_envs=args.envs)
+    collector = RolloutCollector(make_task("points24"), corrector, num_envs=args.envs, seed=0)
     started = time.perf_counter()
     rollout = collector.collect(ScriptedEngine(), args.steps)
     seconds = time.perf_counter() - started

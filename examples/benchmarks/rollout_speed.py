@@ -57,14 +57,17 @@ def collection(console: Console, steps: int) -> None:
             make_task("points24", hands="pool"),
             ExpertCorrector(),
             num_envs=num_envs,
+            seed=0,
         )
         collector.collect(engine, steps)  # so that hands and cards are known, as they are in a run
         generating.seconds.clear()
         start = time.perf_counter()
         collector.collect(engine, steps)
         total, alone = time.perf_counter() - start, generating.seconds["raw"]
-        made = steps * num_envs
-        table.add_row(str(num_envs), f"{made / total:.1f}", f"{made / alone:.1f}", f"{total / alone - 1:.1%}")
+        env_steps = steps * num_envs
+        table.add_row(
+            str(num_envs), f"{env_steps / total:.1f}", f"{env_steps / alone:.1f}", f"{total / alone - 1:.1%}"
+        )
     console.print(table)
 
 
@@ -117,7 +120,7 @@ def latency(console: Console, seconds: float, steps: int) -> None:
     for delay in (0.0, seconds):
         corrector = SlowCorrector()
         corrector.delay = delay
-        collector = RolloutCollector(task, corrector, num_envs=32)
+        collector = RolloutCollector(task, corrector, num_envs=32, seed=0)
         start = time.perf_counter()
         collector.collect(ScriptedEngine(), steps)
         walls.append(time.perf_counter() - start)

@@ -25,7 +25,7 @@ from trl_gtr.policy.scoring import VLMPolicy
 
 def make_collector(num_envs: int, first_index: int = 0) -> RolloutCollector:
     task = make_task("points24", hands="pool")
-    return RolloutCollector(task, ExpertCorrector(), num_envs=num_envs, first_index=first_index)
+    return RolloutCollector(task, ExpertCorrector(), num_envs=num_envs, first_index=first_index, seed=0)
 
 
 def seconds(engine: Engine, collector: RolloutCollector, steps: int, threads: int = 1) -> tuple[float, float]:

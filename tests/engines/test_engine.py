@@ -90,7 +90,7 @@ def test_an_agent_asks_as_it_was_told(greedy: bool) -> None:
 
 
 def test_the_samplers_log_probs_end_where_the_response_ends(tiny_vlm: Any) -> None:
-    policy = VLMPolicy(*tiny_vlm())
+    policy = VLMPolicy(*tiny_vlm(), temperature=1.0)
     end = policy.eos_token_ids[0]
     sampled, logprobs = np.array([70, 71, end, 72]), np.arange(4, dtype=np.float32)
     generation = policy.read_generation(sampled, logprobs)

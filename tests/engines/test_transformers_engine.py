@@ -23,7 +23,7 @@ def agent(request, tiny_vlm):
 
 def test_greedy_batch_equals_single(agent):
     model, processor = agent
-    policy = VLMPolicy(model, processor, max_completion_length=8)
+    policy = VLMPolicy(model, processor, max_completion_length=8, temperature=1.0)
     prompts, images = some_prompts(8), some_images(8)
     batched = TransformersEngine(policy, model).generate(prompts, images, greedy=True)
     single = [
@@ -79,7 +79,7 @@ def test_hidden_settings_of_a_checkpoint_change_nothing(tiny_vlm):
     before = tainted.generation_config.to_dict()
 
     def sample(model):
-        policy = VLMPolicy(model, processor, max_completion_length=20)
+        policy = VLMPolicy(model, processor, max_completion_length=20, temperature=1.0)
         torch.manual_seed(1)
         return [g.ids.tolist() for g in TransformersEngine(policy, model).generate(some_prompts(8), some_images(8))]
 
@@ -111,7 +111,7 @@ def test_ends_at_the_first_eos(tiny_vlm):
     model, processor = tiny_vlm()
     ends = [2, *range(60, 100)]  # Qwen's has two
     model.generation_config.eos_token_id = ends
-    policy = VLMPolicy(model, processor, max_completion_length=12)
+    policy = VLMPolicy(model, processor, max_completion_length=12, temperature=1.0)
     assert policy.eos_token_ids == ends
     torch.manual_seed(3)
     generations = TransformersEngine(policy, model).generate(some_prompts(16), some_images(16))
@@ -126,7 +126,7 @@ def test_ends_at_the_first_eos(tiny_vlm):
 
 def test_no_dropout_and_modes_are_kept(tiny_vlm):
     model, processor = tiny_vlm()
-    policy = VLMPolicy(model, processor, max_completion_length=8)
+    policy = VLMPolicy(model, processor, max_completion_length=8, temperature=1.0)
     expected = TransformersEngine(policy, model).generate(some_prompts(4), some_images(4), greedy=True)
     for module in model.modules():
         if hasattr(module, "attention_dropout"):

@@ -52,7 +52,7 @@ def fill(buffer, numbers):
 
 class TestKeeping:
     def test_everything_comes_back_as_it_went_in(self):
-        buffer = CorrectionBuffer(capacity=100)
+        buffer = CorrectionBuffer(capacity=100, seed=0)
         fill(buffer, range(40))
         samples = buffer.sample(400)
         assert {number_of(sample) for sample in samples} == set(range(40))  # corrections of all updates, old and new
@@ -90,7 +90,7 @@ class TestKeeping:
         assert ((kept - 1000) ** 2 / 1000).sum() < 13.8
 
     def test_num_added_counts_what_was_dropped(self):
-        buffer = CorrectionBuffer(capacity=3)
+        buffer = CorrectionBuffer(capacity=3, seed=0)
         fill(buffer, range(10))
         assert (len(buffer), buffer.num_added) == (3, 10)
 
@@ -109,7 +109,7 @@ class TestKeeping:
         assert [number_of(sample) for sample in other.sample(50)] != draw(noise=False)
 
     def test_caller_may_reuse_its_arrays(self):
-        buffer = CorrectionBuffer(capacity=1)
+        buffer = CorrectionBuffer(capacity=1, seed=0)
         image, ids = flat_image(3), np.array([4, 5, 6])
         buffer.add("p", image, ids, num_labels=3)
         image[:], ids[:] = 9, 9
@@ -124,8 +124,8 @@ class TestKeeping:
 
     def test_misuse_raises(self):
         with pytest.raises(ValueError, match="at least one"):
-            CorrectionBuffer(capacity=0)
-        buffer = CorrectionBuffer(capacity=2)
+            CorrectionBuffer(capacity=0, seed=0)
+        buffer = CorrectionBuffer(capacity=2, seed=0)
         with pytest.raises(ValueError, match="empty"):
             buffer.sample(1)
         for ids, labels in (([1, 2], 0), ([1, 2], 3), ([], 0), ([[1, 2]], 1)):
@@ -139,7 +139,7 @@ class TestKeeping:
 
 class TestImages:
     def test_each_distinct_image_is_stored_once(self):
-        buffer = CorrectionBuffer(capacity=1000)
+        buffer = CorrectionBuffer(capacity=1000, seed=0)
         fill(buffer, range(700))
         assert buffer.num_images == 7
 
@@ -171,7 +171,7 @@ class TestImages:
         prompt = "Make 24 with these cards. " * 40
         tracemalloc.start()
         try:
-            buffer = CorrectionBuffer(capacity=1000)
+            buffer = CorrectionBuffer(capacity=1000, seed=0)
             for i, image in enumerate(images):
                 buffer.add(prompt + str(i), image, np.arange(120), num_labels=100)
             used, _ = tracemalloc.get_traced_memory()
@@ -217,13 +217,13 @@ class TestState:
 
     def test_odd_prompts(self):
         prompts = ["", "naïve ♠ 你好 🂡", "line\nbreak\0", "\ud800 alone"]
-        buffer = CorrectionBuffer(capacity=10)
+        buffer = CorrectionBuffer(capacity=10, seed=0)
         for prompt in prompts:
             buffer.add(prompt, flat_image(0), [1], 1)
-        resumed = CorrectionBuffer(capacity=10)
+        resumed = CorrectionBuffer(capacity=10, seed=0)
         resumed.load_state_dict(self.through_numpy(buffer.state_dict()))
         assert {sample.prompt for sample in resumed.sample(100)} == set(prompts)
 
     def test_other_capacity_raises(self):
         with pytest.raises(ValueError, match="correction_buffer_size"):
-            CorrectionBuffer(capacity=5).load_state_dict(CorrectionBuffer(capacity=6).state_dict())
+            CorrectionBuffer(capacity=5, seed=0).load_state_dict(CorrectionBuffer(capacity=6, seed=0).state_dict())

@@ -21,7 +21,7 @@ RED = Correction("corrected", thought={"thoughts": "it is red"}, action="red")
 
 @pytest.fixture(scope="module")
 def policy():
-    return VLMPolicy(*build_toy_model())
+    return VLMPolicy(*build_toy_model(), temperature=1.0)
 
 
 def attached(guide, policy, tmp_path, **settings):

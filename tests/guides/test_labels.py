@@ -64,7 +64,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def toy_policy() -> VLMPolicy:
-    return VLMPolicy(*build_toy_model())
+    return VLMPolicy(*build_toy_model(), temperature=1.0)
 
 
 def maker(policy: VLMPolicy, task: Any, clone: str = "thoughts_and_right_actions") -> LabelMaker:
@@ -131,7 +131,7 @@ def test_a_label_that_is_unreadable_once_it_is_ids_is_thrown_away() -> None:
     model, processor = build_toy_model()
     processor.tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
     info, thought, right, _ = CASES["number_line"]
-    task, policy = make_task("number_line"), VLMPolicy(model, processor)
+    task, policy = make_task("number_line"), VLMPolicy(model, processor, temperature=1.0)
     for said, flaw in (("up＂", "unreadable"), ("up＂｝ and away", "unreadable"), ("ｕｐ", None)):
         words = {**thought, "thoughts": said}
         for clone in ("thoughts_and_right_actions", "responses"):
@@ -170,10 +170,10 @@ def agent(request: Any, tmp_path_factory: Any) -> tuple[VLMPolicy, Any]:
     if name in FAMILIES:
         save_family(name, folder)
         model, processor = load_family(folder)
-        return VLMPolicy(model, processor), model
+        return VLMPolicy(model, processor, temperature=1.0), model
     if name.startswith("tiny"):
         model, processor = tiny_llava.build(0, name)
-        return VLMPolicy(model, processor), model
+        return VLMPolicy(model, processor, temperature=1.0), model
     model, processor = llava_over(
         {
             "mistral": lambda: mistral(folder),
@@ -181,7 +181,7 @@ def agent(request: Any, tmp_path_factory: Any) -> tuple[VLMPolicy, Any]:
             "characters": lambda: character_tokenizer(PHRASES),
         }[name]()
     )
-    return VLMPolicy(model, processor), model
+    return VLMPolicy(model, processor, temperature=1.0), model
 
 
 def test_text_is_encoded_as_text(agent: tuple[VLMPolicy, Any]) -> None:
@@ -202,7 +202,7 @@ def test_text_is_encoded_as_text(agent: tuple[VLMPolicy, Any]) -> None:
 
 
 def test_fixed_phrases_stay_single_tokens_beside_special_ones() -> None:
-    policy = VLMPolicy(*tiny_llava.build())
+    policy = VLMPolicy(*tiny_llava.build(), temperature=1.0)
     phrases = [str(t) for t in policy.processor.tokenizer.added_tokens_decoder.values() if not t.special]
     assert phrases
     for phrase in phrases:
@@ -239,7 +239,7 @@ def test_a_prompt_that_spells_special_tokens_shows_one_image(
 
 def toy_labels(processor: Any = None, clone: str = "corrected_thoughts") -> LabelMaker:
     model, own = build_toy_model()
-    return maker(VLMPolicy(model, processor or own), ColourTask(), clone)
+    return maker(VLMPolicy(model, processor or own, temperature=1.0), ColourTask(), clone)
 
 
 def test_labels_end_before_the_action_where_a_tokenizer_normalises() -> None:

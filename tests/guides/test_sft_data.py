@@ -180,7 +180,7 @@ def test_a_file_that_is_no_list_is_refused(tmp_path: Path) -> None:
 def test_corrections_come_out_as_they_went_in() -> None:
     _, processor = tiny_llava.build()
     tokenizer = processor.tokenizer
-    buffer = CorrectionBuffer(10)
+    buffer = CorrectionBuffer(10, seed=0)
     picture = np.full((30, 40, 3), 9, np.uint8)
     text = '{"thoughts": "My total is 16 and the dealer shows 10, so I hit.", "action": "hit"}'
     ids = [*tokenizer.encode(text), tokenizer.eos_token_id]
@@ -196,7 +196,7 @@ def test_special_tokens_that_are_spelt_out_stay_text() -> None:
     """`SFTTrainer` would take them for the tokens, and an image too many for an error."""
     _, processor = tiny_llava.build()
     tokenizer = copy.deepcopy(processor.tokenizer)
-    buffer = CorrectionBuffer(10)
+    buffer = CorrectionBuffer(10, seed=0)
     text = '{"thoughts": "an <image> and </s>", "action": "hit"}'
     ids = [*tokenizer.encode(text, split_special_tokens=True), tokenizer.eos_token_id]
     buffer.add("What does <image> show?", np.zeros((30, 40, 3), np.uint8), ids, num_labels=5)
@@ -216,7 +216,7 @@ def test_special_tokens_that_are_spelt_out_stay_text() -> None:
 def test_no_corrections_yet() -> None:
     _, processor = tiny_llava.build()
     with pytest.raises(ValueError, match="no corrections yet"):
-        corrections_dataset(CorrectionBuffer(1), processor)
+        corrections_dataset(CorrectionBuffer(1, seed=0), processor)
 
 
 def test_a_runs_corrections_are_whole_and_right_responses(tmp_path: Path) -> None:

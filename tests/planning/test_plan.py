@@ -50,7 +50,7 @@ def llava(tmp_path_factory):
     )
     model_args = ModelConfig(model_name_or_path=str(folder), dtype="bfloat16", use_peft=True, lora_r=128)
     skeleton = build_skeleton(model_args, args.value_head_sizes, detach_value=False)
-    policy = VLMPolicy(skeleton.module.policy, skeleton.processor, max_completion_length=RESPONSE)
+    policy = VLMPolicy(skeleton.module.policy, skeleton.processor, max_completion_length=RESPONSE, temperature=1.0)
     seen = observe(make_task("points24"), policy, skeleton.module.policy, 4)
     longest = trace(skeleton.module, policy, *seen.rows(1), RESPONSE, bf16=True)
     return SimpleNamespace(args=args, skeleton=skeleton, seen=seen, passes=Passes(1, longest, RESPONSE, longest))

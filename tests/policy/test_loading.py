@@ -102,7 +102,7 @@ class TestCheckProcessor:
         model, processor = pair
         processor.chat_template = None
         with pytest.raises(ValueError, match="chat template"):
-            VLMPolicy(model, processor)
+            VLMPolicy(model, processor, temperature=1.0)
 
 
 class TestTokenIds:
@@ -164,7 +164,7 @@ class TestLora:
         model, processor = tiny_vlm(family)
         torch.manual_seed(0)
         tuned = get_peft_model(model, LoraConfig(r=4, lora_dropout=0.0, target_modules=lora_target_modules(model)))
-        policy = VLMPolicy(tuned, processor, max_completion_length=8)
+        policy = VLMPolicy(tuned, processor, max_completion_length=8, temperature=1.0)
         net = PolicyWithValue(tuned, ValueHead(32, (16,)))
         prompts, images = some_prompts(4), some_images(4)
         before = generated(policy, tuned, prompts, images)
@@ -196,7 +196,7 @@ def test_an_adapters_folder_is_a_model_like_any_other(toy_checkpoint, tmp_path):
     model, processor = load_policy(toy_checkpoint)
     tuned = get_peft_model(model, LoraConfig(r=4, init_lora_weights=False, target_modules=lora_target_modules(model)))
     tuned.save_pretrained(tmp_path)
-    policy = VLMPolicy(tuned.eval(), processor, max_completion_length=8)
+    policy = VLMPolicy(tuned.eval(), processor, max_completion_length=8, temperature=1.0)
     prompts, images = some_prompts(4), some_images(4)
     expected = generated(policy, tuned, prompts, images)
     merged, _ = load_policy(tmp_path)

@@ -101,7 +101,7 @@ class TestScore:
     def test_the_oracle_can_fail(self, agent):
         """Image and prompt matter: with another sample's the log-probs are far off."""
         model, processor = agent
-        policy = VLMPolicy(model, processor)
+        policy = VLMPolicy(model, processor, temperature=1.0)
         net = PolicyWithValue(model, value_head())
         prompts, images = some_prompts(4), some_images(4)
         responses, starts = some_responses(policy, 4)
@@ -115,7 +115,7 @@ class TestScore:
 
     def test_only_the_responses_logits_are_made(self, agent):
         model, processor = agent
-        policy = VLMPolicy(model, processor)
+        policy = VLMPolicy(model, processor, temperature=1.0)
         responses, starts = some_responses(policy, 3)
         shapes = []
         hook = model.get_output_embeddings().register_forward_hook(lambda _, args, output: shapes.append(output.shape))
@@ -142,7 +142,7 @@ class TestScore:
 
     def test_values_need_no_response(self, agent):
         model, processor = agent
-        policy, net = VLMPolicy(model, processor), PolicyWithValue(model, value_head())
+        policy, net = VLMPolicy(model, processor, temperature=1.0), PolicyWithValue(model, value_head())
         prompts, images = some_prompts(4), some_images(4)
         responses, starts = some_responses(policy, 4)
         with torch.no_grad():
@@ -182,7 +182,7 @@ class TestScore:
 
     def test_batched_gradient_is_the_sum_of_single_ones(self, tiny_vlm):
         model, processor = tiny_vlm("llava_next")
-        policy, net = VLMPolicy(model, processor), PolicyWithValue(model, value_head())
+        policy, net = VLMPolicy(model, processor, temperature=1.0), PolicyWithValue(model, value_head())
         prompts, images = some_prompts(4), some_images(4)
         responses, starts = some_responses(policy, 4)
 
@@ -206,7 +206,7 @@ class TestScore:
 
     def test_model_that_always_makes_all_logits(self, tiny_vlm, monkeypatch):
         model, processor = tiny_vlm()
-        policy, net = VLMPolicy(model, processor), PolicyWithValue(model, value_head())
+        policy, net = VLMPolicy(model, processor, temperature=1.0), PolicyWithValue(model, value_head())
         responses, starts = some_responses(policy, 3)
         arguments = (net, some_prompts(3), some_images(3), responses, starts, COEF)
         with torch.no_grad():
@@ -219,7 +219,7 @@ class TestScore:
 
     def test_model_without_a_head_module(self, tiny_vlm, monkeypatch):
         model, processor = tiny_vlm()
-        policy, net = VLMPolicy(model, processor), PolicyWithValue(model, value_head())
+        policy, net = VLMPolicy(model, processor, temperature=1.0), PolicyWithValue(model, value_head())
         responses, starts = some_responses(policy, 3)
         arguments = (net, some_prompts(3), some_images(3), responses, starts, COEF)
         with torch.no_grad():
@@ -250,7 +250,7 @@ class TestValueHead:
     def test_detached_value_leaves_the_trunk_alone(self, tiny_vlm, detach):
         model, processor = tiny_vlm()
         net = PolicyWithValue(model, value_head(), detach_value=detach)
-        VLMPolicy(model, processor).values(net, some_prompts(2), some_images(2)).sum().backward()
+        VLMPolicy(model, processor, temperature=1.0).values(net, some_prompts(2), some_images(2)).sum().backward()
         touched = any(p.grad is not None and p.grad.abs().max() > 0 for p in model.parameters())
         assert touched is not detach
         assert net.value_head.layers[0].weight.grad.abs().max() > 0

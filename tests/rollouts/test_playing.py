@@ -67,7 +67,7 @@ def test_an_unknown_rule_is_refused() -> None:
     with pytest.raises(ValueError, match="'random' or 'penalty'"):
         evaluate_agent(RandomAgent(), ColourTask(), 1, invalid_action="ignore")
     with pytest.raises(ValueError, match="'random' or 'penalty'"):
-        RolloutCollector(ColourTask(), num_envs=1, invalid_action="ignore")
+        RolloutCollector(ColourTask(), num_envs=1, seed=0, invalid_action="ignore")
 
 
 def test_an_endless_game_ends_in_evaluation() -> None:

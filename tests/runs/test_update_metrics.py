@@ -82,7 +82,7 @@ def test_equal_returns_explain_nothing():
 def test_the_guide_has_its_say():
     class Teacher(Guide):
         def __init__(self):
-            self.buffer = CorrectionBuffer(4)
+            self.buffer = CorrectionBuffer(4, seed=0)
             for ids in ([1, 2], [3, 4]):
                 self.buffer.add("prompt", np.zeros((2, 2, 3), np.uint8), ids, 1)
 

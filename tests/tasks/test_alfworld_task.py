@@ -545,7 +545,7 @@ class TestPlayed:
         options = {"env_kwargs": {"task_types": ["pick_and_place_simple"], "expert": "explorer"}}
         task = make_task("alfworld", evaluation_split="train", **options)
         model, processor = load_policy("tiny-alfworld")
-        policy = VLMPolicy(model, processor, max_completion_length=56)
+        policy = VLMPolicy(model, processor, max_completion_length=56, temperature=1.0)
         agent = PolicyAgent(TransformersEngine(policy, model))
         report = evaluate_agent(agent, task, 24, seed=7, num_envs=8)
         low, high = report.success.interval

@@ -203,7 +203,7 @@ GREEDY = [row for row in tiny_llava.figures() if row["mode"] == "greedy"]
 def test_shipped_weights_do_what_is_stated(shipped: tuple[Any, Any], stated: dict[str, Any]) -> None:
     """On other deals than those that were counted: the 95 % intervals of both must meet."""
     model, processor = shipped
-    policy = VLMPolicy(model, processor, max_completion_length=96)
+    policy = VLMPolicy(model, processor, max_completion_length=96, temperature=1.0)
     agent = PolicyAgent(TransformersEngine(policy, model))
     task = make_task(stated["task"], **({} if stated["hands"] == "all" else {"hands": stated["hands"]}))
     episodes = 96 if stated["task"] in ("points24", "ezpoints") and stated["hands"] != "unseen" else 24
@@ -215,7 +215,7 @@ def test_shipped_weights_do_what_is_stated(shipped: tuple[Any, Any], stated: dic
 
 def test_shipped_model_reads_unseen_hands(shipped: tuple[Any, Any]) -> None:
     model, processor = shipped
-    policy = VLMPolicy(model, processor, max_completion_length=96)
+    policy = VLMPolicy(model, processor, max_completion_length=96, temperature=1.0)
     task = make_task("points24", hands="unseen")
     dealt = [task.make_env().reset(seed=seed) for seed in range(64)]
     prompts = [task.prompt(image, info) for image, info in dealt]

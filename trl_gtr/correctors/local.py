@@ -72,6 +72,7 @@ class LocalCorrector(Corrector):
         policy = VLMPolicy(
             model,
             processor,
+            temperature=1.0,  # decoding is greedy; see `_own_dice`
             max_completion_length=max_completion_length,
             feature_cache_bytes=0,  # every question is new
         )

@@ -85,7 +85,7 @@ class ServedAgent:
         *,
         base_url: str | None = None,
         temperature: float = 0.0,
-        max_completion_length: int = 512,
+        max_completion_length: int = 256,
         concurrency: int = 16,
     ) -> None:
         try:

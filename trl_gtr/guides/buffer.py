@@ -54,7 +54,7 @@ class CorrectionBuffer:
         seed: of the reservoir and of [`sample`].
     """
 
-    def __init__(self, capacity: int, seed: int = 0):
+    def __init__(self, capacity: int, seed: int):
         if capacity < 1:
             raise ValueError(f"A correction buffer holds at least one sample, got capacity={capacity}.")
         self.capacity = capacity

@@ -66,7 +66,8 @@ def draw_mini_batches(
         learned: (environments of all processes, steps), bool: where there is a step to learn from.
         micro_batch_size: Samples of one forward pass.
         accumulation_steps: Forward passes of each process in one mini-batch of full size.
-        rank, world_size: Of this process, and how many there are.
+        rank: Of this process.
+        world_size: Number of processes.
         seed: Decides the shuffle; the same on all processes.
     """
     size = micro_batch_size * accumulation_steps * world_size

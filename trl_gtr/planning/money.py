@@ -30,7 +30,7 @@ def corrector_section(work: Work, seen: Observations, arguments: CorrectorArgume
         return [Estimate("corrector", name, "", free[name]), Estimate("dollars", 0.0, "USD", free[name])]
     requests = work.args.num_updates * work.steps
     first = seen.requests[0]
-    tools = bool(getattr(first.task, "tools", None))
+    tools = bool(first.task.tools)
     prompt = sum(_prompt_tokens(each, arguments) for each in seen.requests) / len(seen.requests)
     answer = sum(_answer_tokens(each) for each in seen.requests) / len(seen.requests)
     bytes_rule = "3 bytes a token"

@@ -51,7 +51,7 @@ class VLMPolicy:
         model: Any,
         processor: Any,
         *,
-        temperature: float = 1.0,
+        temperature: float,
         repetition_penalty: float = 1.0,
         max_completion_length: int = 256,
         feature_cache_bytes: int = 2 * 2**30,

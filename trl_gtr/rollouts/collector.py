@@ -59,7 +59,7 @@ class RolloutCollector:
         *,
         num_envs: int,
         first_index: int = 0,
-        seed: int = 0,
+        seed: int,
         invalid_action: str = "random",
         correction_workers: int | None = None,
         pickle_environments: bool = False,
