@@ -281,7 +281,7 @@ class GTRTrainer(PPOBridge):
         The report is not `complete` if the evaluation ran out of time or was interrupted by a signal; an interrupted
         evaluation is not logged.
         """
-        args, task = self.args, eval_task or self.eval_task
+        args, task = self.args, Task.ensure(eval_task or self.eval_task)
         with self.engine.ready():
             report, stopped = evaluate_on_all_ranks(
                 PolicyAgent(self.engine, greedy=args.eval_greedy),

@@ -238,7 +238,7 @@ def test_size_of_the_papers_adapter():
     adapter_and_adam, gradients = 3 * 4 * numbers, 4 * numbers
     text = (DOCS / "scaling.md").read_text()
     for figure in (
-        f"{numbers / 1e6:.0f} M numbers",
+        f"{numbers / 1e6:.0f} M parameters",
         f"{adapter_and_adam / 1e9:.1f} GB of adapter and Adam states",
         f"{gradients / 1e9:.1f} GB of gradients",
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,8 @@ from ..types import Rollout
 from .base import Guide, GuidedRun
 from .buffer import CorrectionBuffer
 from .labels import Label, LabelMaker, count_labels
+
+logger = logging.getLogger(__name__)
 
 
 class CorrectedThoughts(Guide):
@@ -73,8 +76,10 @@ class CorrectedThoughts(Guide):
         if self.buffer is not None:
             self.buffer.load_state_dict(state["buffer"])
         self.failures = Counter(state["failures"])
-        if state["corrector"]:  # empty if the earlier run's corrector had no state
+        if state["corrector"]:
             self.corrector.load_state_dict(state["corrector"])
+        elif self.corrector.state_dict():  # another corrector, with `allow_changed_config`
+            logger.warning("The checkpoint has no state for the corrector, which starts from scratch.")
 
     def close(self) -> None:
         """Pending corrections return at once; their threads are not joined."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,12 +12,20 @@ import torch
 from ..policy.loading import image_token_id
 from ..policy.scoring import VLMPolicy
 from ..tasks import Task
-from ..types import CorrectionRequest, Response
+from ..types import CorrectionRequest
+
+SLIPS = 0.2
+"""Assumed share of an agent's actions that are not the expert's: they cut episodes short."""
 
 
-def sample_states(task: Task, count: int, seed: int = 0) -> list[CorrectionRequest]:
-    """States from the expert's episodes, each with its correct thought. An episode ends where the expert has no
-    answer."""
+def sample_states(task: Task, count: int, seed: int = 0, slips: float = 0.0) -> list[CorrectionRequest]:
+    """States along the expert's own episodes, each with its right thought. Where the expert knows nothing, the
+    episode is over.
+
+    Args:
+        slips: Share of the steps in which a random legal action is played instead.
+    """
+    rng = np.random.default_rng(seed)
     env, episode = task.make_env(), 0
     requests: list[CorrectionRequest] = []
     while len(requests) < count:
@@ -30,6 +38,8 @@ def sample_states(task: Task, count: int, seed: int = 0) -> list[CorrectionReque
                 "info": dict(info),
             }
             requests.append(CorrectionRequest(prompt=task.prompt(image, info), response=response, task=task, **state))
+            if slips and rng.random() < slips:
+                response = replace(response, action=str(rng.choice(task.legal_actions(info))))
             image, _, terminated, truncated, info = env.step(task.to_env_action(response, info))
             ended = terminated or truncated
         if episode > 50 * count:
@@ -53,18 +63,17 @@ class Observations:
     """Largest size of a processed image in the feature cache."""
 
     def rows(self, count: int) -> tuple[list[str], list[np.ndarray]]:
-        """Prompts and images of the `count` longest, repeated if there are fewer."""
+        """Prompts and images of the `count` longest, which come again where there are fewer, but for the last: the
+        shortest. Padding costs memory too, for attention then needs a mask."""
         chosen = [self.requests[i % len(self.requests)] for i in range(count)]
+        if count > 1:
+            chosen[-1] = self.requests[-1]
         return [each.prompt for each in chosen], [each.image for each in chosen]
 
-    @property
-    def responses(self) -> list[Response]:
-        return [each.response for each in self.requests]
 
-
-def observe(task: Task, policy: VLMPolicy, model: object, count: int = 64) -> Observations:
-    """Sample states and tokenize them with the run's own processor and chat template."""
-    requests = sample_states(task, count)
+def observe(task: Task, policy: VLMPolicy, model: object, count: int = 128) -> Observations:
+    """Through the run's own processor and chat template."""
+    requests = sample_states(task, count, slips=SLIPS)
     lengths = policy.encoder.lengths([each.prompt for each in requests], [each.image for each in requests])
     order = sorted(range(count), key=lambda i: -lengths[i])
     requests = [requests[i] for i in order]

@@ -103,8 +103,12 @@ def model_section(skeleton: Skeleton) -> list[Estimate]:
 def token_section(seen: Observations, args: PlannedConfig) -> list[Estimate]:
     states, prompts, responses = len(seen.requests), seen.prompt_tokens, seen.response_tokens
     return [
-        Estimate("image", seen.image_tokens, "", f"maximum over {states} real observations, by the model's processor"),
-        Estimate("prompt", sum(prompts) / states, "", "mean over the same, including chat template and image"),
+        Estimate(
+            "image", seen.image_tokens, "", f"the most of {states} real observations; a fifth of the actions random"
+        ),
+        Estimate(
+            "prompt", sum(prompts) / states, "", "mean of the same, by processor and chat template, image included"
+        ),
         Estimate("longest prompt", max(prompts), "", "of the same"),
         Estimate("response", sum(responses) / states, "", "mean of the expert's responses in these states"),
         Estimate("longest response", max(responses), "", "of the same"),
