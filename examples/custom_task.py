@@ -6,8 +6,7 @@ import gymnasium as gym
 import numpy as np
 from trl import SFTConfig, SFTTrainer
 
-from trl_gtr import ExpertCorrector, Field, GTRTrainer, Task, ThoughtFormat
-from trl_gtr.guides.sft_data import make_sft_dataset, prompt_and_completion
+from trl_gtr import ExpertCorrector, Field, GTRTrainer, Task, ThoughtFormat, make_sft_dataset, prompt_and_completion
 from trl_gtr.scripts import train as launch
 
 

@@ -411,6 +411,13 @@ def test_without_values_there_is_no_value_head(make_trainer, tmp_path, monkeypat
     assert not (tmp_path / "saved" / "value_head.safetensors").exists()
 
 
+def test_a_critic_free_run_is_not_resumed_with_a_critic(make_trainer, tmp_path):
+    make_trainer(save_strategy="steps", save_steps=1, trainer_kwargs={"advantage_estimator": OwnReward()}).train()
+    (checkpoint,) = (tmp_path / "run").glob("checkpoint-1")
+    with pytest.raises(ValueError, match="estimator was 'OwnReward' and is 'GAE'"):
+        make_trainer(save_strategy="steps").train(resume_from_checkpoint=str(checkpoint))
+
+
 def test_a_critic_free_run_resumes_to_the_same_curve(make_trainer, tmp_path):
     def trainer(folder):
         return make_trainer(

@@ -38,6 +38,8 @@ _EXPORTS = {
     "load_agent": "evaluation.agents",
     "EvaluationReport": "evaluation.reports",
     "evaluate_agent": "evaluation.evaluate",
+    "make_sft_dataset": "guides.sft_data",
+    "prompt_and_completion": "guides.sft_data",
     "load_policy": "policy.loading",
     "lora_target_modules": "policy.loading",
     "Field": "responses.format",
@@ -94,6 +96,7 @@ if TYPE_CHECKING:  # "X as X" is how a typed package says that X is public
     from .evaluation.reports import EvaluationReport as EvaluationReport
     from .guides.base import Guide as Guide
     from .guides.corrected import CorrectedThoughts as CorrectedThoughts
+    from .guides.sft_data import make_sft_dataset as make_sft_dataset, prompt_and_completion as prompt_and_completion
     from .learning.advantages import AdvantageEstimator as AdvantageEstimator, Advantages as Advantages
     from .policy.loading import load_policy as load_policy, lora_target_modules as lora_target_modules
     from .report import write_report as write_report

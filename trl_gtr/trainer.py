@@ -124,9 +124,7 @@ class GTRTrainer(PPOBridge):
         self.updater = Updater(
             args, self.accelerator, self.processes, scorer, self.optimizer, objective, self.guide.buffer
         )
-        self.engine: Engine = TransformersEngine(
-            self.policy, self.model, accelerator=self.accelerator, gather_weights=args.ds3_gather_for_generation
-        )
+        self.engine: Engine = TransformersEngine(self.policy, self.model, accelerator=self.accelerator)
         self.signals, self.counters = StopSignals(), RunCounters()
         self._last_loss = math.nan
         self.checkpointer = self._make_checkpointer()
@@ -142,7 +140,7 @@ class GTRTrainer(PPOBridge):
             "updater": Part(self.updater, TENSORS, shared=True),
             "counters": Part(self.counters),
         }
-        manifest = describe_run(self.task, self.corrector, adapter, self.args)
+        manifest = describe_run(self.task, self.guide, self.estimator, adapter, self.args)
         return RunCheckpointer(self.args, self.processes, manifest, parts)
 
     def _add_callbacks(self) -> None:

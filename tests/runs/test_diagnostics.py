@@ -3,6 +3,7 @@
 import math
 import time
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +13,10 @@ from toy import BareColourTask
 from trl_gtr.responses.format import ThoughtFormat
 from trl_gtr.runs.diagnostics import (
     distinct_n,
-    identical_share,
     judged_rates,
     mean_words,
     rollout_diagnostics,
+    said_elsewhere,
     self_bleu,
     thought_text,
     top_thought_share,
@@ -23,6 +24,11 @@ from trl_gtr.runs.diagnostics import (
 from trl_gtr.types import Response, Rollout, Transition
 
 texts_of_few_words = st.lists(st.lists(st.sampled_from("abc"), max_size=8).map(" ".join), max_size=12)
+
+
+def identical_share(thoughts: list[str], states: list[Any]) -> float:
+    said = said_elsewhere(thoughts, states)
+    return sum(said) / max(1, len(said))
 
 
 class TestDistinct:

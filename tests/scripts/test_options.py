@@ -10,9 +10,10 @@ import pytest
 from accelerate.commands.launch import launch_command_parser
 
 from trl_gtr.config import refused_fields
-from trl_gtr.scripts import options
+from trl_gtr.scripts import launch, options
 from trl_gtr.scripts.arguments import Parser
 from trl_gtr.scripts.train import ARGUMENTS
+from trl_gtr.tasks import TASKS, task_options, task_options_help
 
 
 def declared() -> dict[str, Any]:
@@ -67,8 +68,8 @@ def test_a_moved_class_is_imported_instead(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(options, "_MODEL", ("trl", "nowhere.py", "ModelConfig"))
     options.train_options.cache_clear()
     try:
-        assert set(options.train_options()) == set(declared())
-        assert options.train_options()["num_envs"].default == declared()["num_envs"].default
+        assert set(launch._options()) == set(declared())
+        assert launch._options()["num_envs"].default == declared()["num_envs"].default
     finally:
         options.train_options.cache_clear()
 
@@ -87,3 +88,8 @@ def test_a_moved_class_is_imported_instead(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_how_fields_are_written(source: str, default: Any, help_text: str) -> None:
     assert options._default_and_help(ast.parse(source, mode="eval").body) == (default, help_text)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_option_of_a_task_has_help(task: str) -> None:
+    assert set(task_options(task)) == set(task_options_help(task))

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from trl_gtr.storage.state_files import ARRAYS, PLAIN, TENSORS
+from trl_gtr.storage.state_files import PLAIN, TENSORS
 
 STATES = {
     "plain": (PLAIN, {"seen": 3, "where": ("a", 1), "board": np.arange(3)}),
-    "arrays": (ARRAYS, {"ids": np.arange(5), "images": np.zeros((2, 3), np.uint8)}),
     "tensors": (TENSORS, {"moments": {0: {"step": torch.tensor(2.0)}}, "skipped": 1}),
 }
 

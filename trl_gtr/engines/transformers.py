@@ -53,13 +53,10 @@ class TransformersEngine(Engine):
         policy: Encodes prompts and defines the distribution to sample from.
         model: A vision-language model, or a [`PolicyWithValue`] around one, as prepared by `accelerator`.
         accelerator: Sets the mixed precision and unwraps the prepared model; `None` for a plain model.
-        gather_weights: Under ZeRO-3, gather the weights for as long as the engine is `ready`.
     """
 
-    def __init__(
-        self, policy: VLMPolicy, model: Any, *, accelerator: Accelerator | None = None, gather_weights: bool = True
-    ) -> None:
-        self.policy, self.network, self.accelerator, self.gather_weights = policy, model, accelerator, gather_weights
+    def __init__(self, policy: VLMPolicy, model: Any, *, accelerator: Accelerator | None = None) -> None:
+        self.policy, self.network, self.accelerator = policy, model, accelerator
         bare = model if accelerator is None else accelerator.unwrap_model(model)
         self.model: Any = bare.policy if isinstance(bare, PolicyWithValue) else bare
 
@@ -68,7 +65,7 @@ class TransformersEngine(Engine):
         if self.accelerator is None:
             yield
             return
-        with unwrap_model_for_generation(self.network, self.accelerator, gather_deepspeed3_params=self.gather_weights):
+        with unwrap_model_for_generation(self.network, self.accelerator):
             yield
 
     @torch.no_grad()

@@ -28,7 +28,6 @@ Row = dict[str, Any]
 _PART = {"type": Value("string"), "text": Value("string")}
 _MESSAGES = List({"role": Value("string"), "content": List(_PART)})
 FEATURES = Features({"images": List(Image()), "messages": _MESSAGES})
-_ROLES = {"human": "user", "gpt": "assistant"}
 _IMAGE_TAG = "<image>"
 
 

@@ -1,7 +1,7 @@
 """Thought-collapse metrics, in pure Python and numpy.
 
 A collapsed agent says the same thing whatever it sees. Each metric captures one aspect of that: how varied the words
-are (`distinct_n`, `self_bleu`), whether they depend on the state (`identical_share`), whether one sentence has
+are (`distinct_n`, `self_bleu`), whether they depend on the state (`said_elsewhere`), whether one sentence has
 taken over (`top_thought_share`), and whether they are true (`judged_rates`).
 
 Diversity metrics depend on the amount of text: compare rollouts of equal size.
@@ -62,8 +62,8 @@ def self_bleu(texts: Sequence[str], sample: int = 64, seed: int = 0) -> float:
     return float(np.mean(_brevity_penalties(words.lengths) * np.exp(log_precision / orders)))
 
 
-def identical_share(thoughts: Sequence[str], states: Sequence[Any]) -> float:
-    """Share of thoughts repeated word for word in a *different* state; in [0, 1].
+def said_elsewhere(thoughts: Sequence[str], states: Sequence[Any]) -> list[bool]:
+    """Whether each thought was also said, word for word, in a *different* state.
 
     Even a perfect agent repeats itself when two states call for the same thought (the same ranks in other suits):
     compare with the start of the run, or look at the share that is repeated *and* untrue.
@@ -72,11 +72,6 @@ def identical_share(thoughts: Sequence[str], states: Sequence[Any]) -> float:
         thoughts: One per step.
         states: One per step, compared with `==`.
     """
-    return _share(said_elsewhere(thoughts, states))
-
-
-def said_elsewhere(thoughts: Sequence[str], states: Sequence[Any]) -> list[bool]:
-    """Whether each thought was also said in a different state; see [`identical_share`]."""
     steps_of: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for step, (thought, _) in enumerate(zip(thoughts, states, strict=True)):
         steps_of[tuple(thought.split())].append(step)

@@ -19,7 +19,8 @@ from typing import Any
 from transformers.trainer_utils import get_last_checkpoint
 
 from ..config import GTRConfig
-from ..correctors.base import Corrector
+from ..guides.base import Guide
+from ..learning.advantages import AdvantageEstimator
 from ..policy.loading import SAVED_BASE
 from ..storage.files import atomic_write
 from ..tasks.base import Task
@@ -147,12 +148,15 @@ class Manifest:
         return json.loads(json.dumps(options | self.settings))  # as read from a file: lists, not tuples
 
 
-def describe_run(task: Task, corrector: Corrector | None, adapter: Mapping[str, Any], args: GTRConfig) -> Manifest:
+def describe_run(
+    task: Task, guide: Guide, estimator: AdvantageEstimator, adapter: Mapping[str, Any], args: GTRConfig
+) -> Manifest:
     """The manifest of a run.
 
     Args:
         task: The task.
-        corrector: The corrector, if any.
+        guide: Who teaches thoughts, and with which corrector, if any.
+        estimator: What a step is worth; it decides whether there is a value head.
         adapter: Settings of the trained adapter; empty without one.
         args: The run's settings.
     """
@@ -164,7 +168,9 @@ def describe_run(task: Task, corrector: Corrector | None, adapter: Mapping[str, 
         task=task.name,
         task_options={name: value for name, value in _plain(vars(task)).items() if name[0] != "_"},
         settings={
-            "corrector": None if corrector is None else corrector.identity,
+            "guide": type(guide).__name__,
+            "corrector": None if guide.corrector is None else guide.corrector.identity,
+            "estimator": type(estimator).__name__,
             **{f"adapter.{name}": value for name, value in lora.items()},
             **args.resume_settings(),
         },

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..tasks import task_options
-from .options import Option, launcher_options, train_options
+from .options import Option, UnknownSource, imported_options, launcher_options, train_options
 from .settings import command_line, find_own_modules, given_options, settings_of, task_of, value_of, with_defaults
 from .usage import check_names, format_help, one_line_errors, options_of_task
 
@@ -35,7 +35,7 @@ _GROUPS = {
     "thought cloning": "thought cloning",
     "corrector": "corrector",
     "several processes, faults, resuming": "processes, faults, resuming",
-    "what is shown": "output",
+    "logging": "output",
 }
 # Fields shown in a different group than their heading's, and the inherited ones every user needs.
 _PLACED = {
@@ -84,6 +84,15 @@ def train(argv: Sequence[str] | None = None, *, task: str | None = None, descrip
     train_here(words, task=task)
 
 
+def _options() -> dict[str, Option]:
+    try:
+        return train_options()
+    except UnknownSource:
+        from .train import ARGUMENTS  # imports torch: slow, but right for any version
+
+        return imported_options(ARGUMENTS)
+
+
 def check_words(
     words: Sequence[str],
     *,
@@ -94,7 +103,7 @@ def check_words(
 ) -> None:
     """Handle `--help` and raise a `ValueError` for an unknown option, without importing torch."""
     find_own_modules()
-    known = train_options()
+    known = _options()
     words = with_defaults(words, task or known["task"].default)
     task, values = task_of(words, known["task"].default), settings_of(words)
     if {"-h", "--help", "--help-all", "--help_all"} & set(words):
@@ -114,7 +123,7 @@ def check_words(
 
 def help_options(task: str, full: bool) -> list[Option]:
     """Options shown by `--help`: ours, the task's and a few inherited ones; with `full`, all of them."""
-    known = {name: each for name, each in train_options().items() if not each.refused}
+    known = {name: each for name, each in _options().items() if not each.refused}
     ours = [each for each in known.values() if each.group in _GROUPS or each.name in _PLACED]
     if not full:
         ours = [each for each in ours if each.group != "model" or each.name in _MODEL]
@@ -132,7 +141,7 @@ def help_options(task: str, full: bool) -> list[Option]:
 
 def divide(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split arguments between accelerate's launcher and the training script; the script gets those that both have."""
-    known, theirs = train_options(), launcher_options()
+    known, theirs = _options(), launcher_options()
     ours = {*known, *task_options(task_of(words, known["task"].default)), "config"}
     for_launcher: list[str] = []
     for_script: list[str] = []

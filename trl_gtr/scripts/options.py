@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from ..distributed.field_rules import INHERITED
 # package, file and class
 _TRAINING = ("transformers", "training_args.py", "TrainingArguments")
 _BASE = ("trl", "trainer/base_config.py", "_BaseConfig")
-_TRL_PPO = ("trl", "experimental/ppo/ppo_config.py", "PPOConfig")
+_TRL_PPO = ("trl", "experimental/ppo/ppo_config.py", "PPOConfig")  # goes with distributed/ppo_trl.py
 _OWN_PPO = ("trl_gtr", "distributed/ppo_own.py", "PPOConfig")  # if TRL has none
 _GTR = ("trl_gtr", "config.py", "GTRConfig")
 _TASK = ("trl_gtr", "scripts/arguments.py", "TaskArguments")
@@ -50,14 +50,11 @@ class UnknownSource(Exception):
 
 @cache
 def train_options() -> dict[str, Option]:
-    """All options of a training script by name: ours first, then those inherited from TRL and transformers."""
-    try:
-        return _read_options()
-    except UnknownSource:
-        return _imported_options()
+    """All options of a training script by name: ours first, then those inherited from TRL and transformers.
 
-
-def _read_options() -> dict[str, Option]:
+    Raises:
+        UnknownSource: A class isn't where it was expected; `imported_options` always works.
+    """
     script = _fields(*_TASK, group="task") | _fields(*_SCRIPT, group="task")
     model = _fields(*_MODEL, group="model")
     corrector = _fields(*_CORRECTOR, group="corrector")
@@ -69,17 +66,15 @@ def _read_options() -> dict[str, Option]:
     return script | model | own | corrector | {name: each for name, each in inherited.items() if name not in own}
 
 
-def _imported_options() -> dict[str, Option]:
-    """The same by importing the classes: always works, but slowly and with few groups."""
-    from .train import ARGUMENTS
-
-    groups = dict(zip(ARGUMENTS, ("task", "training", "model", "corrector"), strict=True))
+def imported_options(arguments: Sequence[Any]) -> dict[str, Option]:
+    """The same from the imported classes (task, training, model, corrector): slow to import, and with few groups."""
+    groups = dict(zip(arguments, ("task", "training", "model", "corrector"), strict=True))
     return {
         each.name: Option(
             each.name, None if each.default is MISSING else each.default, each.metadata.get("help", ""), group
         )
-        for arguments, group in groups.items()
-        for each in fields(arguments)
+        for declared, group in groups.items()
+        for each in fields(declared)
         if each.init
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
@@ -13,9 +14,11 @@ from ..evaluation.evaluate import count_episodes, evaluate_agent
 from ..evaluation.tables import difficulty_table, report_table
 from ..runs.manifest import saved_task
 from ..tasks import Task
-from .evaluate import Arguments
 from .settings import default_config, read_yaml, task_options_of
 from .usage import one_line_errors
+
+if TYPE_CHECKING:
+    from .evaluate import Arguments
 
 
 def make_agent(name: str, task: Task, args: Arguments) -> Agent:

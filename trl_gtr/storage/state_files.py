@@ -5,18 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
-import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from . import plain_data
 
-_READ_ERRORS = (OSError, EOFError, ValueError, RuntimeError, zlib.error, zipfile.BadZipFile, pickle.UnpicklingError)
+_READ_ERRORS = (OSError, EOFError, ValueError, RuntimeError, zlib.error, pickle.UnpicklingError)
 
 
 class StateFormat(NamedTuple):
@@ -42,15 +40,6 @@ def _parse_plain(path: Path) -> Any:
     return plain_data.decode(json.loads(gzip.decompress(path.read_bytes())))
 
 
-def _write_arrays(path: Path, state: Any) -> None:
-    np.savez(path, **state)
-
-
-def _parse_arrays(path: Path) -> Any:
-    with np.load(path, allow_pickle=False) as arrays:
-        return dict(arrays)
-
-
 def _write_tensors(path: Path, state: Any) -> None:
     torch.save(state, path)
 
@@ -61,7 +50,5 @@ def _parse_tensors(path: Path) -> Any:
 
 PLAIN = StateFormat(".json.gz", _write_plain, _parse_plain)
 """Anything `plain_data` can encode."""
-ARRAYS = StateFormat(".npz", _write_arrays, _parse_arrays)
-"""A flat dictionary of NumPy arrays; faster for large ones."""
 TENSORS = StateFormat(".pt", _write_tensors, _parse_tensors)
 """Dictionaries and lists of tensors and numbers."""

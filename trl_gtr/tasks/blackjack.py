@@ -157,7 +157,13 @@ def best_action(total: int, soft: bool, dealer: int) -> str:
 
 
 class BlackjackTask(Task):
-    """The task around `gym_cards/Blackjack-v0`. Stateless."""
+    """The task around `gym_cards/Blackjack-v0`. Stateless.
+
+    Args:
+        env_kwargs: Options of the environment.
+        cut: Without effect: no episode of this game is hopeless.
+        thoughts: Ask for thoughts; false trains actions alone.
+    """
 
     name = "blackjack"
     rubric = RUBRIC

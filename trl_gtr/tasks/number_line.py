@@ -82,7 +82,13 @@ def named_direction(thoughts: str) -> str | None:
 
 
 class NumberLineTask(Task):
-    """The task around `gym_cards/NumberLine-v0`. Stateless."""
+    """The task around `gym_cards/NumberLine-v0`. Stateless.
+
+    Args:
+        env_kwargs: Options of the environment.
+        cut: Without effect: no episode of this game is hopeless.
+        thoughts: Ask for thoughts; false trains actions alone.
+    """
 
     name = "number_line"
     rubric = RUBRIC

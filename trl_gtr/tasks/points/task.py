@@ -184,6 +184,14 @@ def points24(
     cut: bool = True,
     thoughts: bool = True,
 ) -> PointsTask:
+    """Make 24 from four cards.
+
+    Args:
+        env_kwargs: Options of the environment, e.g. {"solvable_only": true}.
+        hands: A list of hands to deal from, or a named set: pool, unseen, solvable, all.
+        cut: End episodes that can no longer be won, in training.
+        thoughts: Ask for thoughts; false trains actions alone.
+    """
     kwargs = dict(env_kwargs or {})
     hands = named_hands(hands) if isinstance(hands, str) else hands
     rules = PointsRules(
@@ -205,6 +213,14 @@ def ezpoints(
     cut: bool = True,
     thoughts: bool = True,
 ) -> PointsTask:
+    """Make 12 from two cards.
+
+    Args:
+        env_kwargs: Options of the environment.
+        hands: A list of hands to deal from.
+        cut: End episodes that can no longer be won, in training.
+        thoughts: Ask for thoughts; false trains actions alone.
+    """
     options: dict[str, Any] = {"env_kwargs": env_kwargs, "hands": hands, "cut": cut, "thoughts": thoughts}
     return PointsTask("ezpoints", "gym_cards/EZPoints-v0", "a card game with two cards", EZPOINTS, **options)
 
