@@ -395,7 +395,7 @@ def test_correction_without_an_action_is_judged_by_the_best_one() -> None:
         parse_answer(json.dumps(answer | {"correction": unnamed}), request)
 
 
-# Half characters too: JSON can spell them.
+# Lone surrogates too: JSON can spell them.
 TEXT = st.text(st.characters() | st.characters(categories=["Cs"]), max_size=8)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | TEXT,

@@ -21,7 +21,7 @@ from trl_gtr.runs.trackers import caption
 from trl_gtr.types import Correction, Rollout, Transition
 
 KEY = "sk-proj-A/b+c_0123456789=xyz"
-ANY_TEXT = st.text(st.characters(codec=None, exclude_categories=()), max_size=60)  # half characters too
+ANY_TEXT = st.text(st.characters(codec=None, exclude_categories=()), max_size=60)  # lone surrogates too
 
 
 @given(ANY_TEXT)
@@ -124,7 +124,7 @@ def attacked_rollout() -> Rollout:
 
 
 def test_printed_steps_control_no_terminal(tmp_path: Any) -> None:
-    """What an agent writes and an expert keeps is printed as text, and half characters end nothing."""
+    """What an agent writes and an expert keeps is printed as text, and lone surrogates break nothing."""
     with (tmp_path / "out.txt").open("w", encoding="utf-8") as file:
         Console(file=file, width=200, force_terminal=True, color_system=None).print(
             completions_table(attacked_rollout(), 3, seed=0)

@@ -326,8 +326,8 @@ def test_expert_keeps_a_true_thought_and_mends_a_wrong_one(task: ALFWorldTask) -
     kept = task.expert(INFO, hint=respond(task, "look"))
     assert kept is not None
     assert (kept.fields["thoughts"], kept.action) == (RIGHT, "take mug 1 from countertop 1")
-    mended = task.expert(INFO, hint=respond(task, "look", "I see an egg. I need to cool the egg."))
-    assert mended == task.expert(INFO)
+    corrected = task.expert(INFO, hint=respond(task, "look", "I see an egg. I need to cool the egg."))
+    assert corrected == task.expert(INFO)
 
 
 def test_no_expert_where_nothing_helps(task: ALFWorldTask) -> None:

@@ -47,7 +47,7 @@ def read_object(text: str) -> dict[str, Any]:
     if "{" in text[end:]:
         raise AnswerProblem("there is more than one JSON object in it; write the final one only")
     if LONE_SURROGATE.search(again):
-        raise AnswerProblem("there are half characters (lone surrogates) in it")
+        raise AnswerProblem("it contains lone surrogates")
     return value
 
 

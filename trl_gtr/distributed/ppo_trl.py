@@ -1,6 +1,6 @@
 """TRL 1.12's PPO trainer (the last one), with stubs for what only its own training loop needs.
 
-To drop TRL 1.12, delete this file, the branch in `ppo_base.py` that imports it, and `_TRL_PPO` in `scripts/options.py`.
+To drop TRL 1.12, delete this file, the branch in `ppo_base.py` that imports it and `_TRL_PPO` in `scripts/options.py`.
 """
 
 from __future__ import annotations
