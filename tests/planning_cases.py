@@ -15,10 +15,9 @@ from trl_gtr.cli import main
 PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
 
 
-def save_llava_7b(folder: Path, tokenizer: Any = None, template: str | None = None) -> None:
-    """Config and processor with the checkpoint's own sizes; the vocabulary is a small one if none is given."""
-    tokenizer = tokenizer or byte_level_tokenizer(["<image>"])
-    config = transformers.LlavaNextConfig(
+def llava_7b_config(image_token_id: int = 32000) -> Any:
+    """The checkpoint's own sizes."""
+    return transformers.LlavaNextConfig(
         vision_config=transformers.CLIPVisionConfig(
             hidden_size=1024,
             intermediate_size=4096,
@@ -39,12 +38,17 @@ def save_llava_7b(folder: Path, tokenizer: Any = None, template: str | None = No
             rms_norm_eps=1e-5,
             sliding_window=None,
         ),
-        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_token_index=image_token_id,
         image_grid_pinpoints=PINPOINTS,
         tie_word_embeddings=False,
         architectures=["LlavaNextForConditionalGeneration"],
     )
-    config.save_pretrained(folder)
+
+
+def save_llava_7b(folder: Path, tokenizer: Any = None, template: str | None = None) -> None:
+    """Config and processor; the vocabulary is a small one if none is given."""
+    tokenizer = tokenizer or byte_level_tokenizer(["<image>"])
+    llava_7b_config(tokenizer.convert_tokens_to_ids("<image>")).save_pretrained(folder)
     transformers.LlavaNextProcessor(
         component(
             "LlavaNextImageProcessor",

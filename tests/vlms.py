@@ -116,9 +116,14 @@ def video_processor(family: str) -> Any:
 
 def llava() -> tuple[Any, Any]:
     tokenizer = byte_level_tokenizer(["<image>"])
+    return llava_over(tokenizer, vocab_size=round_vocabulary(tokenizer))
+
+
+def llava_over(tokenizer: Any, **text: int) -> tuple[Any, Any]:
+    """A LLaVA with this tokenizer; `text` replaces sizes of its language model."""
     config = transformers.LlavaConfig(
         vision_config=transformers.CLIPVisionConfig(**VISION, image_size=56, patch_size=14),
-        text_config=transformers.LlamaConfig(**TEXT, vocab_size=round_vocabulary(tokenizer)),
+        text_config=transformers.LlamaConfig(**{**TEXT, **text}),
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
     )
     processor = transformers.LlavaProcessor(

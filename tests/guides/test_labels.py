@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from alfworld_cases import INFO as ALFWORLD_INFO, RIGHT as ALFWORLD_THOUGHT
 from rollout_cases import transition
 from tokenizer_cases import mistral, sentencepiece_like
 from tokenizers import normalizers
 from toy import ColourTask, build_toy_model
-from vlms import FAMILIES, TEXT, VISION, character_tokenizer, chat_template, component, load_family, save_family
+from vlms import FAMILIES, character_tokenizer, llava_over, load_family, save_family
 
 from trl_gtr import make_task, tiny_llava
 from trl_gtr.correctors import ExpertCorrector
@@ -144,23 +143,10 @@ def test_a_label_that_is_unreadable_as_ids_is_discarded() -> None:
 # --- text that spells special tokens -------------------------------------------------------------------------------
 
 
-def llava_over(tokenizer: Any) -> tuple[Any, Any]:
+def llava_with(tokenizer: Any) -> tuple[Any, Any]:
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.unk_token
-    config = transformers.LlavaConfig(
-        vision_config=transformers.CLIPVisionConfig(**VISION, image_size=56, patch_size=14),
-        text_config=transformers.LlamaConfig(**{**TEXT, "hidden_size": 32}, vocab_size=len(tokenizer)),
-        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
-    )
-    processor = transformers.LlavaProcessor(
-        component("CLIPImageProcessor", size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}),
-        tokenizer,
-        patch_size=14,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        chat_template=chat_template("<image>\n"),
-    )
-    return transformers.LlavaForConditionalGeneration(config), processor
+    return llava_over(tokenizer, hidden_size=32, vocab_size=len(tokenizer))
 
 
 @pytest.fixture(scope="module", params=[*FAMILIES, "mistral", "sentencepiece", "characters", "tiny", "tiny-alfworld"])
@@ -174,7 +160,7 @@ def agent(request: Any, tmp_path_factory: Any) -> tuple[VLMPolicy, Any]:
     if name.startswith("tiny"):
         model, processor = tiny_llava.build(0, name)
         return VLMPolicy(model, processor, temperature=1.0), model
-    model, processor = llava_over(
+    model, processor = llava_with(
         {
             "mistral": lambda: mistral(folder),
             "sentencepiece": sentencepiece_like,

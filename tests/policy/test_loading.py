@@ -5,6 +5,7 @@ import torch
 import transformers
 from paths import DOCS
 from peft import LoraConfig, PeftModel, get_peft_model
+from planning_cases import llava_7b_config
 from torch import nn
 from transformers import AutoModelForImageTextToText, LlamaConfig, LlamaForCausalLM
 from transformers.utils import is_torchvision_available
@@ -206,22 +207,8 @@ def test_an_adapters_folder_is_a_model_like_any_other(toy_checkpoint, tmp_path):
 
 def test_size_of_the_papers_adapter():
     """LoRA of rank 128 on every linear layer of LLaVA-1.6-Mistral-7B but the LM head: the figures of docs/scaling."""
-    config = transformers.LlavaNextConfig(
-        vision_config=transformers.CLIPVisionConfig(
-            hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16, image_size=336
-        ),
-        text_config=transformers.MistralConfig(
-            vocab_size=32064,
-            hidden_size=4096,
-            intermediate_size=14336,
-            num_hidden_layers=32,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-        ),
-        image_token_index=32000,
-    )
     with torch.device("meta"):  # shapes without weights
-        model = transformers.LlavaNextForConditionalGeneration(config)
+        model = transformers.LlavaNextForConditionalGeneration(llava_7b_config())
         assert 7.5e9 < sum(weight.numel() for weight in model.parameters()) < 7.6e9
         tuned = get_peft_model(model, LoraConfig(r=128, target_modules=lora_target_modules(model)))
     sizes = {name: weight.numel() for name, weight in tuned.named_parameters() if weight.requires_grad}

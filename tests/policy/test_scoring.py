@@ -204,7 +204,9 @@ class TestScore:
         assert whole.abs().max() > 0.1
         assert torch.allclose(whole, gradient([[0], [1], [2], [3]]), atol=1e-3)
 
-    def test_model_that_always_makes_all_logits(self, tiny_vlm, monkeypatch):
+    @pytest.mark.parametrize("lacking", ["logits_to_keep", "head"])
+    def test_models_with_less_to_offer(self, tiny_vlm, monkeypatch, lacking):
+        """One that always computes all logits, and one whose LM head is not a module."""
         model, processor = tiny_vlm()
         policy, net = VLMPolicy(model, processor, temperature=1.0), PolicyWithValue(model, value_head())
         responses, starts = some_responses(policy, 3)
@@ -212,19 +214,10 @@ class TestScore:
         with torch.no_grad():
             expected = policy.score(*arguments)
             whole_forward = model.forward
-            monkeypatch.setattr(model, "forward", lambda **inputs: whole_forward(**inputs))
-            scored = policy.score(*arguments)
-        assert torch.allclose(scored.logprob, expected.logprob, atol=1e-5)
-        assert torch.allclose(scored.value, expected.value, atol=1e-5)
-
-    def test_model_without_a_head_module(self, tiny_vlm, monkeypatch):
-        model, processor = tiny_vlm()
-        policy, net = VLMPolicy(model, processor, temperature=1.0), PolicyWithValue(model, value_head())
-        responses, starts = some_responses(policy, 3)
-        arguments = (net, some_prompts(3), some_images(3), responses, starts, COEF)
-        with torch.no_grad():
-            expected = policy.score(*arguments)
-            monkeypatch.setattr(model, "get_output_embeddings", lambda: None)
+            if lacking == "head":
+                monkeypatch.setattr(model, "get_output_embeddings", lambda: None)
+            else:
+                monkeypatch.setattr(model, "forward", lambda **inputs: whole_forward(**inputs))
             scored = policy.score(*arguments)
         assert torch.allclose(scored.logprob, expected.logprob, atol=1e-5)
         assert torch.allclose(scored.value, expected.value, atol=1e-5)

@@ -91,9 +91,18 @@ class Scorer:
         )
 
     @torch.no_grad()
-    def score_all(self, steps: Sequence[Transition], network: nn.Module | None = None) -> Scores:
-        """Score any number of steps, in batches of similar lengths; the result is in the order of `steps`."""
-        starts = self.action_starts(steps)
+    def score_all(
+        self,
+        steps: Sequence[Transition],
+        network: nn.Module | None = None,
+        action_starts: Sequence[int] | None = None,
+    ) -> Scores:
+        """Score any number of steps, in batches of similar lengths; the result is in the order of `steps`.
+
+        Args:
+            action_starts: Of the steps, if they are known already.
+        """
+        starts = self.action_starts(steps) if action_starts is None else action_starts
 
         def score(chosen: list[int]) -> Scores:
             return self.score([steps[i] for i in chosen], [starts[i] for i in chosen], network, with_entropy=True)
@@ -215,7 +224,7 @@ class ExperienceMaker:
             learned=self._learned(steps, estimated.kept),
             env_steps=env_steps,
             cloning_coef=cloning_coefficient(args.cloning_weight, args.thought_cloning_coef, corrected, env_steps),
-            reference=self._reference_logprobs(steps) if args.kl_coef > 0 else None,
+            reference=self._reference_logprobs(steps, scores) if args.kl_coef > 0 else None,
         )
 
     def _learned(self, steps: Sequence[Transition], kept: Tensor | None) -> np.ndarray:
@@ -226,6 +235,6 @@ class ExperienceMaker:
         own = learned_steps(steps, range(first, first + own_envs), self.args.rollout_steps, flags)
         return stack(self.processes.gather(own))
 
-    def _reference_logprobs(self, steps: Sequence[Transition]) -> Tensor:
+    def _reference_logprobs(self, steps: Sequence[Transition], scores: Scores) -> Tensor:
         with self.reference() as network:
-            return self.scorer.score_all(steps, network).token_logprobs
+            return self.scorer.score_all(steps, network, scores.action_start.tolist()).token_logprobs

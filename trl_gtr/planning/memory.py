@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from ..storage.plain_data import read_yaml
 from .estimate import GIB, Estimate, readable_bytes
 from .observations import Observations
 from .skeleton import Skeleton, numbers, size
@@ -30,12 +29,7 @@ class Sharding:
     @classmethod
     def read(cls, file: str | Path) -> Sharding:
         """Read a file for `accelerate launch --config_file`."""
-        try:
-            content = yaml.safe_load(Path(file).read_text("utf-8"))
-        except OSError as error:
-            raise ValueError(f"The configuration file {file} can't be read: {error.strerror}.") from error
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ValueError(f"{file} is not valid YAML: {error}") from error
+        content = read_yaml(file)
         if not isinstance(content, Mapping) or "distributed_type" not in content:
             raise ValueError(f"{file} is not an accelerate configuration: it has no `distributed_type`.")
         processes = int(content.get("num_processes", 1))

@@ -14,7 +14,7 @@ from ..evaluation.evaluate import count_episodes, evaluate_agent
 from ..evaluation.tables import difficulty_table, report_table
 from ..runs.manifest import saved_task
 from ..tasks import Task
-from .settings import default_config, read_yaml, task_options_of
+from .settings import default_config, read_options, task_options_of
 from .usage import one_line_errors
 
 if TYPE_CHECKING:
@@ -64,4 +64,4 @@ def play(args: Arguments) -> None:
 def default_agents(task: str) -> list[str]:
     """The expert, random play, and the embedded model for the task, if there is one."""
     config = default_config(task)
-    return ["expert", "random", *([] if config is None else [read_yaml(config)["model_name_or_path"]])]
+    return ["expert", "random", *([] if config is None else [read_options(config)["model_name_or_path"]])]

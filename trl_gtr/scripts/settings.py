@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ..storage.plain_data import json_options
+from ..storage.plain_data import json_options, read_yaml
 from ..tasks import task_options
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -69,14 +69,9 @@ def value_of(words: Sequence[str], option: str) -> str | None:
     return found
 
 
-def read_yaml(file: str | Path) -> dict[str, Any]:
+def read_options(file: str | Path) -> dict[str, Any]:
     """The options in a configuration file."""
-    try:
-        content = yaml.safe_load(Path(file).read_text("utf-8"))
-    except OSError as error:
-        raise ValueError(f"The configuration file {file} can't be read: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not valid YAML: {error}") from error
+    content = read_yaml(file)
     if not isinstance(content, dict):
         raise ValueError(f"{file} must contain options as `name: value`.")
     return content
@@ -101,7 +96,7 @@ def with_defaults(words: Sequence[str], task: str) -> list[str]:
 def settings_of(words: Sequence[str]) -> dict[str, Any]:
     """Contents of the `--config` file; empty without one."""
     file = value_of(words, "config")
-    return {} if file is None else read_yaml(file)
+    return {} if file is None else read_options(file)
 
 
 def task_of(words: Sequence[str], default_task: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from ..responses.safe_text import one_line
 from ..tasks import task_options, task_options_help
 from .options import Option
-from .settings import given_options, read_yaml, value_of
+from .settings import given_options, read_options, value_of
 
 NAME_WIDTH, MOST_WIDTH = 30, 119
 _SENTENCE_END = re.compile(r"(?<!e\.g)\.\s")
@@ -45,7 +45,7 @@ def check_names(words: Sequence[str], known: Collection[str]) -> None:
     """Raise a `ValueError` with a suggestion if the command line or its `--config` file has an unknown option."""
     named = [(given.name, "on the command line") for given in given_options(words)]
     if (file := value_of(words, "config")) is not None:
-        named += [(str(name), f"in {file}") for name in read_yaml(file) if name != "env"]
+        named += [(str(name), f"in {file}") for name in read_options(file) if name != "env"]
     for name, place in named:
         plain = name.removeprefix("no_")
         if name and name != "config" and name not in known and plain not in known:

@@ -11,9 +11,11 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from ..types import Response, Transition
 
@@ -91,6 +93,16 @@ def fingerprint(value: Any) -> str:
     """SHA-256 of a value, the same for equal values in every process and on every machine."""
     text = json.dumps(encode(value, pack=lambda data: hashlib.sha256(data).hexdigest()), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def read_yaml(file: str | Path) -> Any:
+    """The contents of a configuration file; raises a `ValueError` if it can't be read or isn't YAML."""
+    try:
+        return yaml.safe_load(Path(file).read_text("utf-8"))
+    except OSError as error:
+        raise ValueError(f"The configuration file {file} can't be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not valid YAML: {error}") from error
 
 
 def json_options(given: dict[str, Any] | str | None, name: str, example: str) -> dict[str, Any]:
