@@ -44,6 +44,7 @@ from .rollouts.all_ranks import collect_on_all_ranks, make_collector
 from .rollouts.clock import Clock
 from .runs.callbacks import GTRProgressCallback, logging_callbacks
 from .runs.checkpointer import Part, RunCheckpointer, RunCounters
+from .runs.hopeless import HopelessRunCallback
 from .runs.manifest import describe_run
 from .runs.model_card import PAPER, TrainedAgent, write_model_card
 from .runs.rollout_metrics import print_completions
@@ -114,6 +115,7 @@ class GTRTrainer(PPOBridge):
         super().__init__(args, model, value_head, processing_class, **given)
         self.processes = Processes(self.accelerator, args.ddp_timeout)
         self.processes.share_weights(self.trained)
+        self.hopeless = HopelessRunCallback(args, task, self.trained.policy)
         self._add_callbacks()
         scorer = Scorer(args, self.policy, self.network, self.processes)
         model = self.trained.policy
@@ -149,6 +151,7 @@ class GTRTrainer(PPOBridge):
             self.remove_callback(ProgressCallback)
             self.add_callback(GTRProgressCallback)
         model, spans = self.trained.policy, self.policy.spans
+        self.add_callback(self.hopeless)
         for callback in logging_callbacks(args, self.task, self.corrector, model, spans, handler.callbacks):
             self.add_callback(callback)
 
@@ -174,12 +177,17 @@ class GTRTrainer(PPOBridge):
                     if self.stopper.stop_if_spent(self.state.global_step, rollout.stop_reason):
                         self.control.should_training_stop = True
                     self.stopper.raise_if_diverged(self.state.global_step, self.updater)
+                    self.stopper.raise_if_hopeless(self.state.global_step, self._why_hopeless())
                 self.stopper.stop_on_signal(self.state.global_step, self.processes.gather(self.signals.received))
         except BaseException:
             self.guide.close()
             raise
         self._end()
         return TrainOutput(self.state.global_step, self._last_loss, {"train_runtime": time.perf_counter() - started})
+
+    def _why_hopeless(self) -> str | None:
+        goes_on = self.state.global_step < self.args.num_updates and not self.control.should_training_stop
+        return " ".join(self.hopeless.signs) if goes_on and self.hopeless.stops else None
 
     def _end(self) -> None:
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
