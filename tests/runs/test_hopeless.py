@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from toy import ColourTask, build_toy_model, quiet_config
 from torch import nn
+from toy import ColourTask, build_toy_model, quiet_config
 from transformers import TrainerControl, TrainerState
 
 from trl_gtr import make_task, tiny_llava

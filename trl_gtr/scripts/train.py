@@ -203,10 +203,11 @@ def train_and_report(
     checkpoint = trainer.checkpointer.find(resume_from(trainer.args))
     if checkpoint is None:
         reports = evaluate(trainer, eval_tasks, "start")
-        if trainer.is_world_process_zero():
-            write_evaluations(folder, reports)
     else:
-        reports = read_evaluations(Path(checkpoint).parent)
+        earlier = read_evaluations(Path(checkpoint).parent)
+        reports = {name: report for name, report in earlier.items() if name.endswith(", start")}
+    if trainer.is_world_process_zero():
+        write_evaluations(folder, reports)
     with one_line_errors(HopelessRun, status=1):
         trainer.train(resume_from_checkpoint=resume_from(trainer.args))
     trainer.collector.close()
@@ -242,9 +243,8 @@ def evaluate(trainer: GTRTrainer, tasks: Mapping[str, Task], when: str) -> dict[
             reports[f"{name}, {when}"] = trainer.evaluate(task, metric_key_prefix=f"{when}_{name}")
             received = next((each for each in trainer.processes.gather(trainer.signals.received) if each), None)
             if received is not None:
-                done = (
-                    "Nothing has been trained yet" if when == "start" else f"The agent is in {trainer.args.output_dir}"
-                )
+                trained = when == "end"
+                done = f"The agent is in {trainer.args.output_dir}" if trained else "Nothing has been trained yet"
                 if trainer.is_world_process_zero():
                     logger.warning("%s received during an evaluation. %s.", signal.Signals(received).name, done)
                 trainer.close()
