@@ -35,14 +35,10 @@ class DataArguments:
 
     tasks: list[str] = field(
         default_factory=list,
-        metadata={
-            "help": f"Expert data: task=rows, e.g. points24=1000 or module:Class=1000. Also: {', '.join(OPTIONS)}."
-        },
+        metadata={"help": f"Expert data: task=rows, e.g. points24=1000. Also: {', '.join(OPTIONS)}."},
     )
     exploration: float = field(default=0.15, metadata={"help": "Share of random steps in the expert's play."})
-    image_size: int | None = field(
-        default=None, metadata={"help": "Store images at this size; faster if the model uses no more."}
-    )
+    image_size: int | None = field(default=None, metadata={"help": "Store images at this size: faster."})
     llava_json: str | None = field(default=None, metadata={"help": "LLaVA-format JSON file to train on."})
     image_folder: str = field(default=".", metadata={"help": "Folder with the images of `llava_json`."})
     torch_threads: int | None = field(default=None, metadata={"help": "Torch threads on a CPU."})
@@ -67,25 +63,34 @@ def make_trainer(data: DataArguments, args: SFTConfig, model_args: ModelConfig) 
         raise ValueError("A newly built model trains all its weights: leave out --use_peft.")
     dataset = read_llava_json(data.llava_json, data.image_folder) if data.llava_json else expert_data(data, args.seed)
     if model_args.model_name_or_path in BUILDS:
-        model, processor = tiny_llava.build(args.seed, BUILDS[model_args.model_name_or_path])
-        peft_config = None
+        (model, processor), peft_config = tiny_llava.build(args.seed, BUILDS[model_args.model_name_or_path]), None
     else:
         model, processor, peft_config = launch.load_model(model_args, args.model_init_kwargs)
         args.model_init_kwargs = None  # avoids SFTTrainer's warning that it ignores them
         ensure_named_base(model, peft_config, processor, args.output_dir)
-    return SFTTrainer(
-        model,
-        args,
-        train_dataset=prompt_and_completion(dataset, processor),
-        processing_class=processor,
-        peft_config=peft_config,
+    rows = prompt_and_completion(dataset, processor)
+    return SFTTrainer(model, args, train_dataset=rows, processing_class=processor, peft_config=peft_config)
+
+
+def report(trainer: SFTTrainer, tasks: list[str], model_args: ModelConfig) -> None:
+    """Say what was made, and the commands that come next."""
+    name, folder = tasks[0].partition("=")[0] if tasks else "TASK", trainer.args.output_dir
+    name = name.split("_")[0] if name in OPTIONS else name  # an option's first word is its task
+    made = "adapter" if model_args.use_peft else "model"
+    embedded = model_args.model_name_or_path in (*BUILDS, *tiny_llava.VARIANTS)  # what the default settings are for
+    train = f"trl-gtr train --task {name} --model_name_or_path {folder}" + (
+        "" if embedded else " --config SETTINGS.yaml"
     )
+    print(
+        f"The {made}, fine-tuned on {len(trainer.train_dataset)} steps, is in {folder}. Next, look at it and train it:"
+    )
+    print(f"  trl-gtr evaluate --task {name} --agents {folder} --episodes 50\n  {train}")
 
 
 def main() -> None:
     with launch.one_line_errors():
-        types, precision = (DataArguments, SFTConfig, ModelConfig), {"bf16": torch.accelerator.is_available()}
-        data, args, model_args = parse_arguments(types, description=__doc__, defaults=precision)
+        types, defaults = (DataArguments, SFTConfig, ModelConfig), {"bf16": torch.accelerator.is_available()}
+        data, args, model_args = parse_arguments(types, description=__doc__, defaults=defaults)
         if data.torch_threads:
             torch.set_num_threads(data.torch_threads)
         trainer = make_trainer(data, args, model_args)
@@ -94,6 +99,8 @@ def main() -> None:
         trainer.save_model()  # with the processor
     elif trainer.is_world_process_zero():
         tiny_llava.save(trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class, args.output_dir)
+    if trainer.is_world_process_zero():
+        report(trainer, data.tasks, model_args)
 
 
 if __name__ == "__main__":

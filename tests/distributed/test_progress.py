@@ -147,7 +147,7 @@ def test_a_run_in_a_terminal(toy_checkpoint: str, tmp_path: Path) -> None:
             logging.getLogger("trl_gtr.test").warning("look at this")
             return super().correct(requests)
 
-    terminal, config = Terminal(), quiet_config(tmp_path, disable_tqdm=False)
+    terminal, config = Terminal(), quiet_config(tmp_path, disable_tqdm=False, save_steps=1, save_strategy="steps")
     handler = logging.StreamHandler(terminal)
     logging.getLogger("trl_gtr").addHandler(handler)
     try:
@@ -161,4 +161,5 @@ def test_a_run_in_a_terminal(toy_checkpoint: str, tmp_path: Path) -> None:
     warned = [line for line in shown if "look at this" in line]
     assert len(warned) == 8  # 2 updates of 4 vector steps
     assert set(warned) == {"look at this"}
+    assert "Writing" not in terminal.getvalue()  # transformers' bar for the weights of each checkpoint
     assert [line for line in shown if "2/2" in line and "steps/s=" in line] == [shown[-1]]

@@ -10,6 +10,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 from tqdm.contrib import DummyTqdmFile
+from transformers.utils import logging as transformers_logging
 
 
 class Progress:
@@ -46,13 +47,18 @@ class BarProgress(Progress):
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Anything that is written to stderr in this block gets lines of its own, above the bars."""
+        """Anything that is written to stderr in this block gets lines of its own, above the bars.
+
+        The bars of transformers, one for each file of a checkpoint, are hidden.
+        """
         if self._stream is not None:
             yield
             return
         self._stream = sys.stderr
         lines = DummyTqdmFile(sys.stderr)
         handlers = [handler for handler in _stream_handlers() if handler.stream is sys.stderr]
+        other_bars = transformers_logging.is_progress_bar_enabled()
+        transformers_logging.disable_progress_bar()
         try:
             for handler in handlers:
                 handler.setStream(lines)
@@ -61,6 +67,8 @@ class BarProgress(Progress):
         finally:
             for handler in handlers:
                 handler.setStream(self._stream)
+            if other_bars:
+                transformers_logging.enable_progress_bar()
             self.end()
             self._stream = None
 

@@ -76,7 +76,7 @@ class Updater:
 
     def update(self, experience: Experience, number: int, means: Means) -> None:
         """Run update `number`, counted from 0; statistics go to `means`."""
-        self.progress.begin("learn", self._most_steps(), "optimizer step")
+        self.progress.begin("learn", self._most_steps(), "step")
         args, joint = self.args, self.args.update_schedule == "joint"
         self._skipped, self._start_deviations = 0, []
         self._all_labels = int(self.processes.sum(self._num_labels))

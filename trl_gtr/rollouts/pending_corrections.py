@@ -48,7 +48,7 @@ class PendingCorrections:
         """Wait until every correction is in, time is up, or the run stops; late corrections are dropped."""
         end = time.monotonic() + seconds
         missing = {future for future, _ in self._steps if future is not None}
-        progress.begin("corrections", len(missing), "vector step")
+        progress.begin("corrections", len(missing), "step")
         while missing and not stopped() and time.monotonic() < end:
             done, missing = wait(missing, timeout=min(0.5, end - time.monotonic()))
             progress.advance(len(done))
