@@ -34,8 +34,7 @@ class DataArguments:
     """Training data: expert play on some tasks, or a file."""
 
     tasks: list[str] = field(
-        default_factory=list,
-        metadata={"help": f"Expert data: task=rows, e.g. points24=1000. Also: {', '.join(OPTIONS)}."},
+        default_factory=list, metadata={"help": f"Expert data, e.g. points24=1000 rows. Also: {', '.join(OPTIONS)}."}
     )
     exploration: float = field(default=0.15, metadata={"help": "Share of random steps in the expert's play."})
     image_size: int | None = field(default=None, metadata={"help": "Store images at this size: faster."})
@@ -51,8 +50,8 @@ def expert_data(args: DataArguments, seed: int) -> Dataset:
         if not rows.isdecimal():
             raise ValueError(f"--tasks {task_and_rows}: write task=rows, e.g. points24=1000.")
         task = make_task(name.split("_")[0], **OPTIONS[name]()) if name in OPTIONS else make_task(name)
-        options = {"exploration": args.exploration, "image_size": args.image_size}
-        parts.append(make_sft_dataset(task, int(rows), seed=seed + len(parts), **options))
+        how = {"seed": seed + len(parts), "exploration": args.exploration, "image_size": args.image_size}
+        parts.append(make_sft_dataset(task, int(rows), **how))
     return concatenate_datasets(parts)
 
 
@@ -68,31 +67,26 @@ def make_trainer(data: DataArguments, args: SFTConfig, model_args: ModelConfig) 
         model, processor, peft_config = launch.load_model(model_args, args.model_init_kwargs)
         args.model_init_kwargs = None  # avoids SFTTrainer's warning that it ignores them
         ensure_named_base(model, peft_config, processor, args.output_dir)
-    rows = prompt_and_completion(dataset, processor)
-    return SFTTrainer(model, args, train_dataset=rows, processing_class=processor, peft_config=peft_config)
+    dataset = prompt_and_completion(dataset, processor)
+    return SFTTrainer(model, args, train_dataset=dataset, processing_class=processor, peft_config=peft_config)
 
 
-def report(trainer: SFTTrainer, tasks: list[str], model_args: ModelConfig) -> None:
+def report(folder: str, tasks: list[str], model_args: ModelConfig) -> None:
     """Say what was made, and the commands that come next."""
-    name, folder = tasks[0].partition("=")[0] if tasks else "TASK", trainer.args.output_dir
+    name = tasks[0].partition("=")[0] if tasks else "TASK"
     name = name.split("_")[0] if name in OPTIONS else name  # an option's first word is its task
-    made = "adapter" if model_args.use_peft else "model"
     embedded = model_args.model_name_or_path in (*BUILDS, *tiny_llava.VARIANTS)  # what the default settings are for
-    train = f"trl-gtr train --task {name} --model_name_or_path {folder}" + (
-        "" if embedded else " --config SETTINGS.yaml"
-    )
-    print(
-        f"The {made}, fine-tuned on {len(trainer.train_dataset)} steps, is in {folder}. Next, look at it and train it:"
-    )
-    print(f"  trl-gtr evaluate --task {name} --agents {folder} --episodes 50\n  {train}")
+    settings = "" if embedded else " --config SETTINGS.yaml"
+    print(f"The fine-tuned {'adapter' if model_args.use_peft else 'model'} is in {folder}. Look at it, then train it:")
+    print(f"  trl-gtr evaluate --task {name} --agents {folder} --episodes 50")
+    print(f"  trl-gtr train --task {name} --model_name_or_path {folder}{settings}")
 
 
 def main() -> None:
     with launch.one_line_errors():
         types, defaults = (DataArguments, SFTConfig, ModelConfig), {"bf16": torch.accelerator.is_available()}
         data, args, model_args = parse_arguments(types, description=__doc__, defaults=defaults)
-        if data.torch_threads:
-            torch.set_num_threads(data.torch_threads)
+        torch.set_num_threads(data.torch_threads or torch.get_num_threads())
         trainer = make_trainer(data, args, model_args)
     trainer.train()
     if model_args.model_name_or_path not in BUILDS:
@@ -100,7 +94,7 @@ def main() -> None:
     elif trainer.is_world_process_zero():
         tiny_llava.save(trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class, args.output_dir)
     if trainer.is_world_process_zero():
-        report(trainer, data.tasks, model_args)
+        report(args.output_dir, data.tasks, model_args)
 
 
 if __name__ == "__main__":
