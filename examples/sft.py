@@ -78,9 +78,7 @@ def report(folder: str, tasks: list[str], model_args: ModelConfig) -> None:
     embedded = model_args.model_name_or_path in (*BUILDS, *tiny_llava.VARIANTS)  # what the default settings are for
     print(f"The fine-tuned {'adapter' if model_args.use_peft else 'model'} is in {folder}. Look at it, then train it:")
     print(f"  trl-gtr evaluate --task {name} --agents {folder} --episodes 50")
-    print(
-        f"  trl-gtr train --task {name} --model_name_or_path {folder}{'' if embedded else ' --config SETTINGS.yaml'}"
-    )
+    print(f"  trl-gtr train --task {name} --model_name_or_path {folder}", "" if embedded else "--config SETTINGS.yaml")
 
 
 def main() -> None:
