@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 from rich.console import Console
+from tqdm.auto import tqdm
 
 from trl_gtr.evaluation.comparison import comparison_markdown, comparison_table, draw_curves
 
@@ -71,7 +72,8 @@ def main() -> None:
     jobs = [(arm, seed) for seed in args.seeds for arm in arms]
     with ThreadPoolExecutor(args.jobs) as pool:
         made = pool.map(lambda job: run(study, *job, output / job[0] / f"seed{job[1]}", args.options), jobs)
-        runs = sorted(made, key=lambda made: arms.index(made["arm"]))
+        bar = tqdm(made, desc=f"{args.study} ({output}/ARM/seedN/log.txt)", total=len(jobs), unit="run")
+        runs = sorted(bar, key=lambda made: arms.index(made["arm"]))
     Console(width=200).print(comparison_table(runs, args.study))
     draw_curves(runs, output / "compare.png")
     (output / "compare.json").write_text(json.dumps(runs))

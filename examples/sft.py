@@ -34,15 +34,10 @@ class DataArguments:
     """Training data: expert play on some tasks, or a file."""
 
     tasks: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": f"Expert data: task=rows, e.g. points24=1000 or module:Class=1000. Also: {', '.join(OPTIONS)}."
-        },
+        default_factory=list, metadata={"help": f"Expert data, e.g. points24=1000 rows. Also: {', '.join(OPTIONS)}."}
     )
     exploration: float = field(default=0.15, metadata={"help": "Share of random steps in the expert's play."})
-    image_size: int | None = field(
-        default=None, metadata={"help": "Store images at this size; faster if the model uses no more."}
-    )
+    image_size: int | None = field(default=None, metadata={"help": "Store images at this size: faster."})
     llava_json: str | None = field(default=None, metadata={"help": "LLaVA-format JSON file to train on."})
     image_folder: str = field(default=".", metadata={"help": "Folder with the images of `llava_json`."})
     torch_threads: int | None = field(default=None, metadata={"help": "Torch threads on a CPU."})
@@ -55,8 +50,8 @@ def expert_data(args: DataArguments, seed: int) -> Dataset:
         if not rows.isdecimal():
             raise ValueError(f"--tasks {task_and_rows}: write task=rows, e.g. points24=1000.")
         task = make_task(name.split("_")[0], **OPTIONS[name]()) if name in OPTIONS else make_task(name)
-        options = {"exploration": args.exploration, "image_size": args.image_size}
-        parts.append(make_sft_dataset(task, int(rows), seed=seed + len(parts), **options))
+        how = {"seed": seed + len(parts), "exploration": args.exploration, "image_size": args.image_size}
+        parts.append(make_sft_dataset(task, int(rows), **how))
     return concatenate_datasets(parts)
 
 
@@ -67,33 +62,38 @@ def make_trainer(data: DataArguments, args: SFTConfig, model_args: ModelConfig) 
         raise ValueError("A newly built model trains all its weights: leave out --use_peft.")
     dataset = read_llava_json(data.llava_json, data.image_folder) if data.llava_json else expert_data(data, args.seed)
     if model_args.model_name_or_path in BUILDS:
-        model, processor = tiny_llava.build(args.seed, BUILDS[model_args.model_name_or_path])
-        peft_config = None
+        (model, processor), peft_config = tiny_llava.build(args.seed, BUILDS[model_args.model_name_or_path]), None
     else:
         model, processor, peft_config = launch.load_model(model_args, args.model_init_kwargs)
         args.model_init_kwargs = None  # avoids SFTTrainer's warning that it ignores them
         ensure_named_base(model, peft_config, processor, args.output_dir)
-    return SFTTrainer(
-        model,
-        args,
-        train_dataset=prompt_and_completion(dataset, processor),
-        processing_class=processor,
-        peft_config=peft_config,
-    )
+    dataset = prompt_and_completion(dataset, processor)
+    return SFTTrainer(model, args, train_dataset=dataset, processing_class=processor, peft_config=peft_config)
+
+
+def report(folder: str, tasks: list[str], model_args: ModelConfig) -> None:
+    """Say what was made, and the commands that come next."""
+    name = tasks[0].partition("=")[0] if tasks else "TASK"
+    name = name.split("_")[0] if name in OPTIONS else name  # an option's first word is its task
+    embedded = model_args.model_name_or_path in (*BUILDS, *tiny_llava.VARIANTS)  # what the default settings are for
+    print(f"The fine-tuned {'adapter' if model_args.use_peft else 'model'} is in {folder}. Look at it, then train it:")
+    print(f"  trl-gtr evaluate --task {name} --agents {folder} --episodes 50")
+    print(f"  trl-gtr train --task {name} --model_name_or_path {folder}", "" if embedded else "--config SETTINGS.yaml")
 
 
 def main() -> None:
     with launch.one_line_errors():
-        types, precision = (DataArguments, SFTConfig, ModelConfig), {"bf16": torch.accelerator.is_available()}
-        data, args, model_args = parse_arguments(types, description=__doc__, defaults=precision)
-        if data.torch_threads:
-            torch.set_num_threads(data.torch_threads)
+        types, defaults = (DataArguments, SFTConfig, ModelConfig), {"bf16": torch.accelerator.is_available()}
+        data, args, model_args = parse_arguments(types, description=__doc__, defaults=defaults)
+        torch.set_num_threads(data.torch_threads or torch.get_num_threads())
         trainer = make_trainer(data, args, model_args)
     trainer.train()
     if model_args.model_name_or_path not in BUILDS:
         trainer.save_model()  # with the processor
     elif trainer.is_world_process_zero():
         tiny_llava.save(trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class, args.output_dir)
+    if trainer.is_world_process_zero():
+        report(args.output_dir, data.tasks, model_args)
 
 
 if __name__ == "__main__":

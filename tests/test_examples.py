@@ -154,7 +154,8 @@ def test_sft_of_an_adapter_and_training_from_it(tmp_path: Path) -> None:
     """The way of a real checkpoint: LoRA on given weights, then GTR with another LoRA on the adapted model."""
     lora = ["--model_name_or_path", "tiny", "--use_peft", "--lora_r", "2"]
     short = ["--tasks", "ezpoints=16", "--per_device_train_batch_size", "8", "--max_steps", "1", "--use_cpu"]
-    run(PYTHON, "sft.py", *lora, *short, "--output_dir", "adapter", cwd=tmp_path)
+    shown = run(PYTHON, "sft.py", *lora, *short, "--output_dir", "adapter", cwd=tmp_path)
+    assert "The fine-tuned adapter is in adapter." in shown
     assert (tmp_path / "adapter" / "adapter_config.json").is_file()
     lora[1] = "adapter"
     run(PYTHON, "gym_cards.py", "--task", "ezpoints", *lora, *SHORT, "--output_dir", "agent", cwd=tmp_path)
@@ -164,18 +165,21 @@ def test_sft_of_an_adapter_and_training_from_it(tmp_path: Path) -> None:
 def test_sft_makes_a_model_that_plays(tmp_path: Path) -> None:
     config = ROOT / "examples" / "configs" / "sft_tiny.yaml"
     short = ["--tasks", "ezpoints=16", "points24_pool=16", "--per_device_train_batch_size", "8"]
-    run(PYTHON, "sft.py", "--config", config, *short, "--output_dir", "start", cwd=tmp_path)
+    shown = run(PYTHON, "sft.py", "--config", config, *short, "--output_dir", "start", cwd=tmp_path)
+    assert "The fine-tuned model is in start." in shown
     assert {path.name for path in tiny_llava.path().iterdir()} <= {
         path.name for path in (tmp_path / "start").iterdir()
     }
-    played = run(PYTHON, "evaluate.py", "--task", "ezpoints", "--agents", "start", "--episodes", "2", cwd=tmp_path)
-    assert "ezpoints, 2 episodes each" in played
+    evaluate, train = [line.split() for line in shown.splitlines() if line.startswith("  trl-gtr ")]  # what comes next
+    assert "ezpoints, 2 episodes each" in command(*evaluate[1:], "--episodes", "2", cwd=tmp_path)
+    assert "The agent is in runs/ezpoints." in command(*train[1:], *SHORT, cwd=tmp_path)
 
 
 def test_compare(tmp_path: Path) -> None:
     options = ["--arms", "gtr", "ppo", "--seeds", "3", "--output", "study", "--", *SHORT]
     shown = run(PYTHON, "compare.py", "--study", "points24", *options, cwd=tmp_path)
     assert "gtr" in shown
+    assert re.search(r"points24 \(study/ARM/seedN/log\.txt\):.* 2/2 ", shown), "a bar over the runs"
     assert {run["arm"] for run in json.loads((tmp_path / "study" / "compare.json").read_text())} == {"gtr", "ppo"}
     assert (tmp_path / "study" / "compare.png").stat().st_size > 1000
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from accelerate import PartialState
 from accelerate.utils import str_to_bool
+from transformers.utils import is_torch_bf16_gpu_available
 
 from .distributed.field_rules import INHERITED, FieldMetadata, Rule
 from .distributed.ppo_base import PPOConfig
@@ -237,6 +238,9 @@ class GTRConfig(PPOConfig):
         resume="free",
         at_least=1,
     )
+    on_hopeless: Literal["stop", "warn"] = _field(
+        "stop", "After two updates in a row from which nothing can be learned: save and stop, or warn.", resume="free"
+    )
     allow_changed_config: bool = _field(
         False,
         "Resume even if settings differ from the checkpoint's. The result is no longer the same run.",
@@ -282,7 +286,7 @@ class GTRConfig(PPOConfig):
         self._refuse_fields()
         self.model_init_kwargs = json_options(self.model_init_kwargs, *MODEL_INIT_KWARGS) or None
         if self.bf16 is None:
-            self.bf16 = not self.fp16 and not self.use_cpu and _accelerator_has_bf16()
+            self.bf16 = not self.fp16 and not self.use_cpu and is_torch_bf16_gpu_available()
         self._set_time_out_on_cpu()
         super().__post_init__()
         self._check_values()
@@ -442,9 +446,3 @@ def _sizes_that_fit(rollout: int, batch: int, wanted: int) -> str:
         return "No mini-batch fits: change `per_device_train_batch_size`, `num_envs` or `rollout_steps`."
     nearest = sorted(sorted(sizes, key=lambda size: abs(size - wanted))[:4])
     return f"A `mini_batch_size` of {', '.join(map(str, nearest))} would fit; or change the other sizes."
-
-
-def _accelerator_has_bf16() -> bool:
-    from transformers.utils import is_torch_bf16_gpu_available
-
-    return is_torch_bf16_gpu_available()

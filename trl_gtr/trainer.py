@@ -21,6 +21,7 @@ from .config import GTRConfig
 from .correctors.base import Corrector
 from .distributed.means import Means
 from .distributed.processes import Processes
+from .distributed.progress import BarProgress, Progress
 from .distributed.signals import StopSignals
 from .distributed.trl_bridge import PPOBridge
 from .engines.base import Engine
@@ -44,6 +45,7 @@ from .rollouts.all_ranks import collect_on_all_ranks, make_collector
 from .rollouts.clock import Clock
 from .runs.callbacks import GTRProgressCallback, logging_callbacks
 from .runs.checkpointer import Part, RunCheckpointer, RunCounters
+from .runs.hopeless import HopelessRunCallback
 from .runs.manifest import describe_run
 from .runs.model_card import PAPER, TrainedAgent, write_model_card
 from .runs.rollout_metrics import print_completions
@@ -114,6 +116,9 @@ class GTRTrainer(PPOBridge):
         super().__init__(args, model, value_head, processing_class, **given)
         self.processes = Processes(self.accelerator, args.ddp_timeout)
         self.processes.share_weights(self.trained)
+        self.hopeless = HopelessRunCallback(args, task, self.trained.policy)
+        shows = not args.disable_tqdm and self.is_world_process_zero()
+        self.progress = BarProgress() if shows else Progress()
         self._add_callbacks()
         scorer = Scorer(args, self.policy, self.network, self.processes)
         model = self.trained.policy
@@ -122,7 +127,7 @@ class GTRTrainer(PPOBridge):
         self.make_experience = ExperienceMaker(args, scorer, *parts)
         objective = ResponseRatio(args.cliprange, args.dual_clip)
         self.updater = Updater(
-            args, self.accelerator, self.processes, scorer, self.optimizer, objective, self.guide.buffer
+            args, self.accelerator, self.processes, scorer, self.optimizer, objective, self.guide.buffer, self.progress
         )
         self.engine: Engine = TransformersEngine(self.policy, self.model, accelerator=self.accelerator)
         self.signals, self.counters = StopSignals(), RunCounters()
@@ -149,6 +154,7 @@ class GTRTrainer(PPOBridge):
             self.remove_callback(ProgressCallback)
             self.add_callback(GTRProgressCallback)
         model, spans = self.trained.policy, self.policy.spans
+        self.add_callback(self.hopeless)
         for callback in logging_callbacks(args, self.task, self.corrector, model, spans, handler.callbacks):
             self.add_callback(callback)
 
@@ -159,27 +165,34 @@ class GTRTrainer(PPOBridge):
         started = time.perf_counter()
         self._begin(self.checkpointer.find(resume_from_checkpoint))
         try:
-            with StopSignals() as self.signals:
+            with StopSignals() as self.signals, self.progress.shown():
                 while self.state.global_step < self.args.num_updates and not self.control.should_training_stop:
                     clock, means, update = Clock(), Means(), self.state.global_step
                     rollout = self._collect()  # 1. act, while the corrector judges
                     corrected = self.guide.labels(rollout, update, means)  # 2. add the guide's labels to its buffer
+                    self.progress.begin("score", 1, "rollout")
                     with clock("score"):
                         experience = self.make_experience(rollout, corrected, means)  # 3. log-probs, advantages
                     with clock("update"):
                         self.updater.update(experience, update, means)  # 4. learn
+                    self.progress.end()
                     self.guide.after_update(self.trained.policy)
                     self.engine.sync(self.trained.policy)
                     self._finish_update(rollout, experience, means, rollout.times | clock.seconds)  # 5. log, save
                     if self.stopper.stop_if_spent(self.state.global_step, rollout.stop_reason):
                         self.control.should_training_stop = True
                     self.stopper.raise_if_diverged(self.state.global_step, self.updater)
+                    self.stopper.raise_if_hopeless(self.state.global_step, self._why_hopeless())
                 self.stopper.stop_on_signal(self.state.global_step, self.processes.gather(self.signals.received))
         except BaseException:
             self.guide.close()
             raise
         self._end()
         return TrainOutput(self.state.global_step, self._last_loss, {"train_runtime": time.perf_counter() - started})
+
+    def _why_hopeless(self) -> str | None:
+        goes_on = self.state.global_step < self.args.num_updates and not self.control.should_training_stop
+        return " ".join(self.hopeless.signs) if goes_on and self.hopeless.stops else None
 
     def _end(self) -> None:
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
@@ -212,6 +225,7 @@ class GTRTrainer(PPOBridge):
             timeout=args.rollout_deadline,
             correction_timeout=args.correction_deadline,
             stopped=lambda: self.signals.received is not None,
+            progress=self.progress,
         )
         before = self.stopper.snapshot(step)
         with self.engine.ready():
@@ -280,7 +294,7 @@ class GTRTrainer(PPOBridge):
         evaluation is not logged.
         """
         args, task = self.args, Task.ensure(eval_task or self.eval_task)
-        with self.engine.ready():
+        with self.progress.shown(), self.engine.ready():
             report, stopped = evaluate_on_all_ranks(
                 PolicyAgent(self.engine, greedy=args.eval_greedy),
                 task,
@@ -288,6 +302,7 @@ class GTRTrainer(PPOBridge):
                 args,
                 self.processes,
                 received=lambda: self.signals.received,
+                progress=self.progress,
             )
         if report.episodes and not stopped:
             metrics = report.metrics(metric_key_prefix)

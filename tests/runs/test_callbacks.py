@@ -1,11 +1,13 @@
 """The collapse alarm: when it rings, when it doesn't, and that it survives a checkpoint."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 from transformers import TrainerControl, TrainerState
 
-from trl_gtr.runs.callbacks import ThoughtCollapseCallback
+from trl_gtr.distributed.ppo_base import OnlineTrainerState
+from trl_gtr.runs.callbacks import GTRProgressCallback, ThoughtCollapseCallback
 
 HEALTHY = {
     "thoughts/distinct_4": 0.4,
@@ -76,3 +78,17 @@ def test_its_state_can_be_restored():
     for name, value in saved["attributes"].items():
         setattr(restored, name, value)
     assert (restored.first_distinct, restored.bad_logs, restored.max_top) == (0.4, 1, 0.3)
+
+
+def test_success_is_shown_once_enough_episodes_have_ended():
+    """The first to end are the short ones: a success over three of them says nothing."""
+    callback, state, shown = GTRProgressCallback(), OnlineTrainerState(), []
+    state.is_world_process_zero, state.max_steps, args = True, 3, SimpleNamespace(num_envs=8)
+    callback.on_train_begin(args, state, None)
+    callback.training_bar.set_postfix = shown.append
+    for count, success in ((3, 1.0), (7, 0.25), (11, 0.5), (21, 0.4)):
+        callback.on_log(args, state, None, logs={"episode/success": success, "episode/count": count, "lr": 1.0})
+    callback.on_log(args, state, None, logs={"thoughts/true": 0.5})  # no episode ended
+    callback.on_train_end(args, state, None)
+    # (4 × 0.25 + 4 × 0.5) / 8, then the ten of the last update alone
+    assert shown == [{"success": "0.38"}, {"success": "0.40"}, {"success": "0.40", "true thoughts": "0.50"}]

@@ -62,7 +62,10 @@ def test_a_signal_to_any_process_saves_the_state_before_the_rollout(make_stopper
     assert left.value.code == 128 + signal.SIGTERM
     assert done == [("save", "before"), "end"]
     assert random.random() == drawn
-    assert "The run stops after update 2: SIGTERM received. Resume from checkpoint-2." in caplog.text
+    assert (
+        "The run stops after update 2: SIGTERM received. Resume from checkpoint-2 (--resume_from_checkpoint true)."
+        in caplog.text
+    )
 
 
 def test_a_state_that_is_saved_already_is_not_saved_again(make_stopper):

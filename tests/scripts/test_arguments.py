@@ -281,6 +281,7 @@ def test_two_runs_are_not_mixed_in_one_folder(fails: Any, no_training: None, tmp
     old, foreign = tmp_path / "checkpoint-3", tmp_path / "checkpoint-mine"
     for folder in (old, foreign):
         folder.mkdir()
+    assert "resume" not in fails("gym_cards", "--output_dir", tmp_path)  # there is nothing to resume
     (old / MANIFEST_FILE).touch()
     line = fails("gym_cards", "--output_dir", tmp_path)
     assert "contains an earlier run" in line

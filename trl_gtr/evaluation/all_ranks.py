@@ -11,6 +11,7 @@ import torch
 
 from ..config import GTRConfig
 from ..distributed.processes import Processes
+from ..distributed.progress import Progress
 from ..tasks.base import Task
 from .agents import Agent
 from .evaluate import evaluate_agent
@@ -26,11 +27,13 @@ def evaluate_on_all_ranks(
     args: GTRConfig,
     processes: Processes,
     received: Callable[[], int | None],
+    progress: Progress | None = None,
 ) -> tuple[EvaluationReport, bool]:
     """Play `episodes` episodes, shared out over the processes.
 
     Args:
         received: The signal that this process has received so far.
+        progress: Told of every episode of this process that ends.
 
     Returns:
         The report of all processes, and whether a signal to any of them has cut it short.
@@ -48,6 +51,7 @@ def evaluate_on_all_ranks(
             num_envs=args.per_device_eval_batch_size,
             invalid_action=args.invalid_action,
             stopped=lambda: received() is not None or time.monotonic() > end,
+            progress=progress,
         ).episodes
         processes.barrier("evaluation")
     signals, by_process = zip(*processes.gather((received(), played)), strict=True)

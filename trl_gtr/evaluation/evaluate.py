@@ -16,6 +16,7 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 
+from ..distributed.progress import Progress
 from ..rollouts.playing import PlayingRules
 from ..rollouts.vector_envs import in_processes
 from ..rollouts.workers import WorkerEnv, WorkerLost, WorkerRefused
@@ -70,6 +71,7 @@ def evaluate_agent(
     num_envs: int = 16,
     invalid_action: str = "random",
     stopped: Callable[[], bool] = lambda: False,
+    progress: Progress | None = None,
 ) -> EvaluationReport:
     """Play episodes and report the results.
 
@@ -82,13 +84,15 @@ def evaluate_agent(
         invalid_action: As in `GTRConfig`: a response without a legal action plays a random one, or costs a step.
         stopped: Checked between steps; `True` cuts the evaluation short. Unfinished episodes don't count, and the
             report is not `complete`.
+        progress: Told of every episode that ends.
     """
     task = Task.ensure(task)
     if isinstance(episodes, (int, str)):
         episodes = range(count_episodes(task, episodes))
     if num_envs < 1:
         raise ValueError("An evaluation needs at least one environment.")
-    numbers, starts = list(episodes), task.starts()
+    numbers, starts, progress = list(episodes), task.starts(), progress or Progress()
+    progress.begin("evaluate", len(numbers), "episode")
     waiting = list(reversed(numbers))
     playing: list[_Episode] = []
     results: list[EpisodeResult] = []
@@ -107,8 +111,10 @@ def evaluate_agent(
             envs.for_each(_Episode.step, playing, prompts, texts)
             for episode in (episode for episode in playing if episode.ended):
                 results.append(episode.result())
+                progress.advance()
                 envs.give_back(episode.env)
             playing = [episode for episode in playing if not episode.ended]
+    progress.end()
     return EvaluationReport(task.name, tuple(sorted(results, key=lambda result: result.index)), len(numbers))
 
 

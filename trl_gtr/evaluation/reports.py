@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from ..storage.files import atomic_write
+
+EVALUATIONS_FILE = "evaluations.json"
 
 
 @dataclass(frozen=True)
@@ -135,10 +141,30 @@ class EvaluationReport:
         return {
             "task": self.task,
             "complete": self.complete,
+            "planned": self.planned,
             "metrics": self.metrics(),
             "by_difficulty": rates,
             "episodes": [asdict(e) for e in self.episodes],
         }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> EvaluationReport:
+        return cls(values["task"], tuple(EpisodeResult(**each) for each in values["episodes"]), values["planned"])
+
+
+def write_evaluations(folder: Path, reports: Mapping[str, EvaluationReport]) -> None:
+    """Write `evaluations.json`: every episode of a run's evaluations, by the evaluation's name."""
+    with atomic_write(folder / EVALUATIONS_FILE) as file:
+        written = {name: report.to_json() for name, report in reports.items() if report.episodes}
+        file.write_text(json.dumps(written), "utf-8")
+
+
+def read_evaluations(folder: Path) -> dict[str, EvaluationReport]:
+    """The evaluations written to a run's folder; empty if there are none."""
+    file = folder / EVALUATIONS_FILE
+    if not file.is_file():
+        return {}
+    return {name: EvaluationReport.from_json(each) for name, each in json.loads(file.read_text("utf-8")).items()}
 
 
 def _with_interval(name: str, rate: Rate) -> dict[str, float]:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ..config import GTRConfig
 from ..distributed.means import Means
 from ..distributed.processes import Processes
+from ..distributed.progress import Progress
 from ..guides.buffer import CorrectionBuffer
 from ..policy.scores import Scores
 from .cloning import cloning_loss
@@ -46,6 +47,7 @@ class Updater:
         optimizer: Optimizes that network's parameters.
         objective: PPO's policy loss.
         buffer: The guide's labels so far; `None` if it provides none.
+        progress: Told of every optimizer step.
     """
 
     def __init__(
@@ -57,10 +59,11 @@ class Updater:
         optimizer: Any,
         objective: PolicyObjective,
         buffer: CorrectionBuffer | None,
+        progress: Progress | None = None,
     ) -> None:
         self.args, self.accelerator, self.processes = args, accelerator, processes
         self.scorer, self.module, self.optimizer = scorer, scorer.network, optimizer
-        self.objective, self.buffer = objective, buffer
+        self.objective, self.buffer, self.progress = objective, buffer, progress or Progress()
         self._moments: dict[Any, Any] = defaultdict(dict)
         self.skipped_in_a_row = 0
         self.not_finite: str | None = None
@@ -73,6 +76,7 @@ class Updater:
 
     def update(self, experience: Experience, number: int, means: Means) -> None:
         """Run update `number`, counted from 0; statistics go to `means`."""
+        self.progress.begin("learn", self._most_steps(), "step")
         args, joint = self.args, self.args.update_schedule == "joint"
         self._skipped, self._start_deviations = 0, []
         self._all_labels = int(self.processes.sum(self._num_labels))
@@ -96,6 +100,12 @@ class Updater:
                         loss = self._cloning_term(experience, means, rounds)
                         self._backward(loss, means, rounds, last=i == rounds - 1)
         means.maximum("optim/skipped_steps", self._skipped)
+
+    def _most_steps(self) -> int:
+        """Optimizer steps of an update that isn't cut short."""
+        args = self.args
+        ppo = args.num_ppo_epochs * args.num_envs * args.rollout_steps // (args.mini_batch_size or 1)
+        return ppo + (args.cloning_steps if args.update_schedule == "separate" else 0)
 
     @property
     def _num_labels(self) -> int:
@@ -275,6 +285,7 @@ class Updater:
             stepped = self._deepspeed_stepped(means) if self.processes.deepspeed else self._step(means)
             self._bad_loss = False
             self._count_step(stepped)
+            self.progress.advance()
 
     def _step(self, means: Means) -> bool:
         """One clipped step; `False` on all processes if any of them has a non-finite loss or gradient."""

@@ -19,6 +19,7 @@ import numpy as np
 
 from ..correctors.background import DaemonPool
 from ..correctors.base import Corrector
+from ..distributed.progress import Progress
 from ..engines.base import Engine
 from ..tasks.base import Task
 from ..types import Cancellation, CorrectionRequest, Generation, Response, Rollout, Transition
@@ -92,6 +93,7 @@ class RolloutCollector:
         timeout: float = math.inf,
         correction_timeout: float = math.inf,
         stopped: Callable[[], bool] = lambda: False,
+        progress: Progress | None = None,
     ) -> Rollout:
         """Play `steps` steps in every environment, or as many as `timeout` seconds allow, at least one.
 
@@ -100,6 +102,7 @@ class RolloutCollector:
             timeout: Checked between vector steps. The rollout is then shorter, but otherwise valid.
             correction_timeout: Seconds to wait for corrections at the end; those still missing are dropped.
             stopped: Checked between vector steps and while waiting; `True` ends the rollout immediately.
+            progress: Told of every vector step, and of the corrections that come back at the end.
         """
         if self._rewound is not None:
             self.load_state_dict(self._rewound)
@@ -109,7 +112,8 @@ class RolloutCollector:
             self.pool.workers = min(max(steps, MIN_CORRECTION_WORKERS), MAX_CORRECTION_WORKERS)
         pending = PendingCorrections(self.corrector, self.pool, len(self.images))
         try:
-            return self._collect(engine, steps, pending, time.monotonic() + timeout, correction_timeout, stopped)
+            deadline = time.monotonic() + timeout
+            return self._collect(engine, steps, pending, deadline, correction_timeout, stopped, progress or Progress())
         finally:
             pending.give_up()  # after an error, drop pending requests
 
@@ -121,10 +125,12 @@ class RolloutCollector:
         deadline: float,
         correction_timeout: float,
         stopped: Callable[[], bool],
+        progress: Progress,
     ) -> Rollout:
         clock = Clock()
         transitions: list[Transition] = []
         finished: list[Sequence[Transition]] = []
+        progress.begin("collect", steps * len(self.images), "step")
         for step in range(steps):
             if stopped() or (step > 0 and time.monotonic() >= deadline):
                 break
@@ -137,8 +143,9 @@ class RolloutCollector:
                 played = self._play(step, prompts, generations, responses)
                 transitions += played
                 finished += self._close_episodes(played)
+            progress.advance(len(played), **self._spending())
         with clock("wait_for_corrections"):
-            pending.wait(correction_timeout, stopped)
+            pending.wait(correction_timeout, stopped, progress)
             corrections, stop_reason = pending.join()
         shortfall = pending.shortfall(corrections)
         if shortfall is not None and shortfall.concurrency > self._concurrency_advised:  # don't repeat it every update
@@ -155,6 +162,15 @@ class RolloutCollector:
             stop_reason=stop_reason,
             times=clock.seconds,
         )
+
+    def _spending(self) -> dict[str, str]:
+        """What the corrector has spent since the run began, if it costs anything."""
+        metrics = {} if self.corrector is None else self.corrector.metrics()
+        if "corrector/usd_spent" in metrics:
+            return {"corrector": f"${metrics['corrector/usd_spent']:.2f}"}
+        if "corrector/tokens" in metrics:  # a server whose prices aren't known
+            return {"corrector": f"{metrics['corrector/tokens']:.0f} tokens"}
+        return {}
 
     def _prompts(self) -> list[str]:
         return [self.task.prompt(image, info) for image, info in zip(self.images, self.infos, strict=True)]

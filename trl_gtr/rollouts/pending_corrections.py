@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ..correctors.background import DaemonPool
 from ..correctors.base import BudgetExhausted, Corrector, failed
+from ..distributed.progress import Progress
 from ..types import Cancellation, Correction, CorrectionRequest, FailureKind
 
 GRACE = 5.0
@@ -43,12 +44,14 @@ class PendingCorrections:
         self._asked_at += [time.perf_counter()] * len(requests)
         self._steps.append((self.pool.submit(self.corrector.correct, list(requests.values())), list(requests)))
 
-    def wait(self, seconds: float, stopped: Callable[[], bool]) -> None:
+    def wait(self, seconds: float, stopped: Callable[[], bool], progress: Progress) -> None:
         """Wait until every correction is in, time is up, or the run stops; late corrections are dropped."""
         end = time.monotonic() + seconds
         missing = {future for future, _ in self._steps if future is not None}
+        progress.begin("corrections", len(missing), "step")
         while missing and not stopped() and time.monotonic() < end:
-            missing = wait(missing, timeout=min(0.5, end - time.monotonic())).not_done
+            done, missing = wait(missing, timeout=min(0.5, end - time.monotonic()))
+            progress.advance(len(done))
         if not missing:
             return
         self.give_up()

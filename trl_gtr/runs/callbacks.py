@@ -23,22 +23,49 @@ logger = logging.getLogger(__name__)
 
 
 class GTRProgressCallback(ProgressCallback):
-    """Progress bar that also shows success, true thoughts, corrected share and speed."""
+    """Progress bar that also shows success, true thoughts, corrected share and speed.
+
+    Success is the mean over the latest episodes, at least as many as there are environments, and is not shown before
+    that: the first episodes to end are the short ones, which say little about the others.
+    """
 
     SHOWN: Mapping[str, str] = {
-        "episode/success": "success",
+        "success": "success",
         "thoughts/true": "true thoughts",
         "corrector/corrected": "corrected",
         "speed/steps_per_second": "steps/s",
     }
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._episodes = 0
+        self._ended: list[tuple[int, float]] = []
+        """Number of episodes that ended between two logs, and their success."""
+
+    def on_train_begin(self, args: TrainingArguments, state: Any, control: TrainerControl, **kwargs: Any) -> None:
+        super().on_train_begin(args, state, control, **kwargs)
+        self._episodes, self._ended = state.episode, []
+
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
     ) -> None:
         if state.is_world_process_zero and self.training_bar is not None:
-            shown = {name: f"{logs[key]:.2f}" for key, name in self.SHOWN.items() if key in logs}
+            values = logs | self._success(logs, args.num_envs)
+            shown = {name: f"{values[key]:.2f}" for key, name in self.SHOWN.items() if key in values}
             if shown:
                 self.training_bar.set_postfix(shown)
+
+    def _success(self, logs: Mapping[str, float], enough: int) -> dict[str, float]:
+        """Success over the latest `enough` episodes or more; empty until so many have ended."""
+        if "episode/success" in logs:
+            self._ended.append((int(logs["episode/count"]) - self._episodes, logs["episode/success"]))
+            self._episodes = int(logs["episode/count"])
+        counted, successes = 0, 0.0
+        for count, success in reversed(self._ended):
+            counted, successes = counted + count, successes + count * success
+            if counted >= enough:
+                return {"success": successes / counted}
+        return {}
 
 
 class ThoughtCollapseCallback(TrainerCallback, ExportableState):

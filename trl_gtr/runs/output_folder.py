@@ -45,9 +45,11 @@ def problem(folder: str | Path, overwrite: bool) -> str | None:
     found = list(earlier_run(folder))
     if found and not overwrite:
         names = ", ".join(path.name for path in found[:3]) + (", …" if len(found) > 3 else "")
+        can_resume = any((path / MANIFEST_FILE).is_file() for path in found)
+        resume = " resume it with `resume_from_checkpoint=True` (--resume_from_checkpoint true)," if can_resume else ""
         return printable(
-            f"{folder} contains an earlier run ({names}). Set `overwrite=True` (--overwrite) to replace it, resume it "
-            "with `resume_from_checkpoint=True` (--resume_from_checkpoint true), or choose another `output_dir`."
+            f"{folder} contains an earlier run ({names}). Set `overwrite=True` (--overwrite) to replace it,{resume} "
+            "or choose another `output_dir`."
         )
     for path in found:
         if path.is_dir() and not any((path / name).is_file() for name in (MANIFEST_FILE, FIRST_CONTENTS_FILE)):

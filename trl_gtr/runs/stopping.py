@@ -19,6 +19,10 @@ from .checkpointer import RunCheckpointer
 logger = logging.getLogger(__name__)
 
 
+class HopelessRun(RuntimeError):
+    """Nothing can be learned from this run's updates; its message says why, and what to do."""
+
+
 class Snapshot(NamedTuple):
     """State before a rollout, for everything that collecting one changes."""
 
@@ -108,6 +112,20 @@ class RunStopper:
             "bfloat16: float16 overflows."
         )
 
+    def raise_if_hopeless(self, step: int, reason: str | None) -> None:
+        """After an update: save and raise if nothing can be learned.
+
+        Args:
+            step: Updates so far.
+            reason: What is wrong, as found by this process; `None` if nothing is.
+        """
+        found = next((each for each in self.processes.gather(reason) if each), None)
+        if found is None:
+            return
+        self._save_and_log(step, "nothing can be learned")
+        self._end()
+        raise HopelessRun(f"{found} To train nevertheless, set `on_hopeless='warn'`.")
+
     def _save_and_log(self, step: int, reason: str) -> None:
         """Save a checkpoint, unless saving is off or there is one already."""
         if self._save is not None and not self.checkpointer.is_saved(step):
@@ -115,7 +133,11 @@ class RunStopper:
         if self.processes.rank == 0:
             saved = self.checkpointer.is_saved(step)
             folder = self.checkpointer.folder(step)
-            where = f"Resume from {folder}." if saved else "Nothing was saved (save_strategy='no')."
+            where = (
+                f"Resume from {folder} (--resume_from_checkpoint true)."
+                if saved
+                else "Nothing was saved (save_strategy='no')."
+            )
             logger.warning("The run stops after update %d: %s. %s", step, reason, where)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,14 +21,16 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from ..config import MODEL_INIT_KWARGS, GTRConfig, refused_fields
 from ..correctors import CorrectorArguments, make_corrector
+from ..distributed.signals import StopSignals
 from ..evaluation.evaluate import count_episodes
-from ..evaluation.reports import EvaluationReport
+from ..evaluation.reports import EvaluationReport, read_evaluations, write_evaluations
 from ..evaluation.tables import report_table
 from ..policy.loading import load_policy, lora_target_modules
 from ..report import write_report
 from ..responses.safe_text import printable
 from ..runs import output_folder
 from ..runs.manifest import Manifest, find_checkpoint
+from ..runs.stopping import HopelessRun
 from ..storage.plain_data import json_options
 from ..tasks import Task
 from ..trainer import GTRTrainer
@@ -192,22 +195,24 @@ def resume_from(args: GTRConfig) -> str | bool | None:
 def train_and_report(
     trainer: GTRTrainer, eval_tasks: Mapping[str, Task], report: bool = True
 ) -> dict[str, EvaluationReport]:
-    """Evaluate, train, evaluate again, save, and show the results in a table and, with `report`, on a page."""
-    reports: dict[str, EvaluationReport] = {}
-    episodes = {name: count_episodes(task, trainer.args.eval_episodes) for name, task in eval_tasks.items()}
+    """Evaluate, train, evaluate again, save, and show the results in a table and, with `report`, on a page.
 
-    def evaluate(when: str) -> None:
-        for name, task in eval_tasks.items():
-            if trainer.is_world_process_zero():
-                print(f"Evaluation at the {when}, {episodes[name]} episodes: {name}", flush=True)
-            reports[f"{name}, {when}"] = trainer.evaluate(task, metric_key_prefix=f"{when}_{name}")
-
-    if not trainer.args.resume_from_checkpoint:
-        evaluate("start")
-    trainer.train(resume_from_checkpoint=resume_from(trainer.args))
+    A resumed run's evaluations at the start are those of the run that it continues.
+    """
+    folder = Path(trainer.args.output_dir)
+    checkpoint = trainer.checkpointer.find(resume_from(trainer.args))
+    if checkpoint is None:
+        reports = evaluate(trainer, eval_tasks, "start")
+    else:
+        earlier = read_evaluations(Path(checkpoint).parent)
+        reports = {name: report for name, report in earlier.items() if name.endswith(", start")}
+    if trainer.is_world_process_zero():
+        write_evaluations(folder, reports)
+    with one_line_errors(HopelessRun, status=1):
+        trainer.train(resume_from_checkpoint=resume_from(trainer.args))
     trainer.collector.close()
     trainer.save_model()  # before anything else can go wrong
-    evaluate("end")
+    reports |= evaluate(trainer, eval_tasks, "end")
     trainer.close()
     trainer.save_state()
     if trainer.args.push_to_hub:
@@ -215,6 +220,7 @@ def train_and_report(
     else:
         trainer.create_model_card()
     if trainer.is_world_process_zero():
+        write_evaluations(folder, reports)
         title = f"{trainer.task.name} before and after {trainer.state.global_step} updates, "
         played = (
             "each start once" if trainer.args.eval_episodes == "all" else f"{trainer.args.eval_episodes} episodes each"
@@ -223,6 +229,26 @@ def train_and_report(
         print(printable(f"The agent is in {trainer.args.output_dir}."))
         if report:
             print_report_path(trainer.args.output_dir)
+    return reports
+
+
+def evaluate(trainer: GTRTrainer, tasks: Mapping[str, Task], when: str) -> dict[str, EvaluationReport]:
+    """Evaluate on every task, at the "start" or "end" of a run. Ctrl-C and SIGTERM end the process with one line."""
+    reports = {}
+    with StopSignals() as trainer.signals:
+        for name, task in tasks.items():
+            if trainer.is_world_process_zero():
+                episodes = count_episodes(task, trainer.args.eval_episodes)
+                print(f"Evaluation at the {when}, {episodes} episodes: {name}", flush=True)
+            reports[f"{name}, {when}"] = trainer.evaluate(task, metric_key_prefix=f"{when}_{name}")
+            received = next((each for each in trainer.processes.gather(trainer.signals.received) if each), None)
+            if received is not None:
+                trained = when == "end"
+                done = f"The agent is in {trainer.args.output_dir}" if trained else "Nothing has been trained yet"
+                if trainer.is_world_process_zero():
+                    logger.warning("%s received during an evaluation. %s.", signal.Signals(received).name, done)
+                trainer.close()
+                raise SystemExit(128 + received)
     return reports
 
 

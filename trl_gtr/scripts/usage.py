@@ -26,11 +26,13 @@ _PATIENCE = 20.0
 @contextmanager
 def one_line_errors(
     kinds: type[Exception] | tuple[type[Exception], ...] = (ValueError, OSError, ImportError),
+    status: int = 2,
 ) -> Iterator[None]:
-    """Report user errors before training in one line, without a traceback.
+    """Report user errors, and Ctrl-C before training, in one line, without a traceback.
 
     Args:
         kinds: The error types to report.
+        status: The exit status; 2 is a usage error.
     """
     try:
         yield
@@ -38,7 +40,10 @@ def one_line_errors(
         if int(os.environ.get("LOCAL_RANK", "0")) > 0:
             time.sleep(_PATIENCE)  # rank 0 reports the same error, and its exit ends this process
         print(f"error: {one_line(error)}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(status) from None
+    except KeyboardInterrupt:
+        print("Interrupted before training.", file=sys.stderr)
+        raise SystemExit(130) from None
 
 
 def check_names(words: Sequence[str], known: Collection[str]) -> None:
