@@ -14,7 +14,7 @@ COMMANDS = {
     "evaluate": ("evaluate", "play a task with agents on the same deals"),
     "report": ("report", "one page with curves, episodes and settings of one or more runs"),
     "plan": ("plan", "memory, time and cost of a run, before it starts"),
-    "check": ("check", "versions, extras, and which parts of ALFWorld can run here"),
+    "check": ("check", "what is installed here; with --task, whether a task is ready for training"),
 }
 
 
