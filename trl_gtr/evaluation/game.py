@@ -60,6 +60,11 @@ class Game:
     def prompt(self) -> str:
         return self.task.prompt(self.image, self.episode.info)
 
+    @property
+    def rules(self) -> str:
+        """The prompt for a person: without the instructions about JSON."""
+        return self.prompt.replace(self.task.format.instructions(), "").strip()
+
     def is_legal(self, text: str) -> bool:
         """Whether this response names a legal action."""
         response = self.task.format.parse(text)
@@ -108,6 +113,11 @@ def written_response(format: ThoughtFormat, thought: Mapping[str, str], action: 
     """
     values = {field.key: _typed(field, thought.get(field.key, "")) for field in format.fields}
     return format.render(values, action)
+
+
+def readable(value: Any) -> str:
+    """A part of a thought as a person would write it."""
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _typed(field: Field, text: str) -> Any:

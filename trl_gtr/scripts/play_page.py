@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..correctors.openai.corrector import data_url
-from ..evaluation.game import Game, PlayedStep, written_response
+from ..evaluation.game import Game, PlayedStep, readable, written_response
 from ..responses.safe_text import storable
 from .play_terminal import verdict
 
@@ -73,6 +73,7 @@ class PageGame:
         return {
             "task": game.task.name,
             "image": data_url(game.image),
+            "rules": game.rules,
             "prompt": game.prompt,
             "fields": [{"key": each.key, "help": each.help} for each in game.task.format.fields] if person else [],
             "actions": list(game.task.legal_actions(game.episode.info)) if person and not game.ended else [],
@@ -87,7 +88,7 @@ class PageGame:
 def _shown(step: PlayedStep, has_thought: bool) -> dict[str, Any]:
     response = step.transition.response
     return {
-        "thought": {key: str(value) for key, value in response.fields.items()} if has_thought else {},
+        "thought": {key: readable(value) for key, value in response.fields.items()} if has_thought else {},
         "action": response.action or "",
         "error": response.error or "",
         "substitute": step.transition.substitute or "",

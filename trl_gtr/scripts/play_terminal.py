@@ -13,15 +13,16 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from ..evaluation.game import Game, PlayedStep, written_response
+from ..evaluation.game import Game, PlayedStep, readable, written_response
 from ..responses.safe_text import printable
 
 if TYPE_CHECKING:
     from ..evaluation.agents import Agent
 
-MAX_COLUMNS = 100
+MAX_COLUMNS = 64
 HELP = (
-    "Type what you see and think, then an action. Enter keeps a part, or at once skips the thought. ?: hint, q: quit."
+    "Type each part of your thought, then an action. Enter repeats a part as shown in brackets; Enter on the first part "
+    "skips the thought. ? gives a hint, q quits."
 )
 
 
@@ -55,7 +56,7 @@ class TerminalGame:
 
     def play(self, episodes: int) -> None:
         """Play until so many deals are finished, or the player quits."""
-        self._print(self.game.prompt if self.agent is None else f"{self.game.task.name}, seed {self.game.seed}", "dim")
+        self._print(self.game.rules if self.agent is None else f"{self.game.task.name}, seed {self.game.seed}", "dim")
         if self.agent is None:
             self._print(HELP, "bold")
         try:
@@ -131,7 +132,7 @@ class TerminalGame:
         response, replaced = step.transition.response, step.transition.substitute
         if self.agent is not None:
             for key, value in response.fields.items():
-                self._print(f"  {key}: {value}")
+                self._print(f"  {key}: {readable(value)}")
             self._print(f"  action: {response.action}" + (f" ({response.error})" if response.error else ""), "bold")
         if replaced is not None:
             self._print(f"  no legal action: {replaced} was played instead", "yellow")
@@ -154,7 +155,7 @@ def verdict(step: PlayedStep) -> list[tuple[str, str]]:
     if correction is not None and correction.verdict == "unsolvable":
         lines.append(("expert: this can't be won any more", "yellow"))
     elif correction is not None and correction.thought is not None:
-        said = "; ".join(f"{key}: {value}" for key, value in correction.thought.items())
+        said = "; ".join(f"{key}: {readable(value)}" for key, value in correction.thought.items())
         lines.append((f"expert: {said}; action: {correction.action}", "cyan"))
     elif correction is not None and correction.action not in (None, step.transition.response.action):
         lines.append((f"expert: the thought is right, but I would choose {correction.action}", "cyan"))
