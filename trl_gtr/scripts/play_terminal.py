@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 MAX_COLUMNS = 64
 HELP = (
-    "Type each part of your thought, then an action. Enter repeats a part as shown in brackets; Enter on the first part "
-    "skips the thought. ? gives a hint, q quits."
+    "Type each part of your thought, then an action. Enter repeats what is shown in brackets; on the first part it skips "
+    "the thought. ? gives a hint, q quits."
 )
 
 
