@@ -77,7 +77,7 @@ def suggest_fields(cls: type[T]) -> type[T]:
                 raise TypeError(f"{type(self).__name__} has no field `{name}`: {hint}")
         construct(self, *args, **kwargs)
 
-    cls.__init__ = checked  # type: ignore[method-assign]
+    cls.__init__ = checked  # type: ignore[method-assign, assignment]
     return cls
 
 

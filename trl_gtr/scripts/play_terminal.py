@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MAX_COLUMNS = 64
 HELP = (
-    "Type each part of your thought, then an action. Enter repeats what is shown in brackets; on the first part it skips "
+    "Type each part of your thought, then an action. Enter repeats what is in brackets; on the first part it skips "
     "the thought. ? gives a hint, q quits."
 )
 
