@@ -1,6 +1,7 @@
 """GTRConfig: defaults of the paper, refused fields, contradictions."""
 
 import dataclasses
+import inspect
 from types import SimpleNamespace
 
 import pytest
@@ -206,3 +207,22 @@ def test_a_resumed_run_keeps_its_mini_batch():
     settings = make(mini_batch_size=128).resume_settings()
     assert make(gradient_accumulation_steps=16).resume_settings() == settings
     assert make(mini_batch_size=64).resume_settings() != settings
+
+
+@pytest.mark.parametrize(
+    ("field", "hint"),
+    [
+        ("num_env", "did you mean `num_envs`?"),
+        ("thougt_cloning_coef", "did you mean `thought_cloning_coef`?"),
+        ("learning_rat", "did you mean `learning_rate`?"),
+        ("xyzzy", "docs/configuration.md lists its fields."),
+    ],
+)
+def test_misspelt_fields(field, hint):
+    with pytest.raises(TypeError) as refused:
+        make(**{field: 1})
+    assert str(refused.value) == f"GTRConfig has no field `{field}`: {hint}"
+
+
+def test_the_signature_still_shows_the_fields():
+    assert {"output_dir", "num_envs"} <= set(inspect.signature(GTRConfig).parameters)

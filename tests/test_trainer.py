@@ -7,13 +7,14 @@ import math
 import os
 import signal
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from paths import DOCS
 from peft import LoraConfig
-from toy import COLOURS, BareColourTask, ColourTask, build_toy_model, quiet_config, teach_format
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from toy import COLOURS, BareColourTask, ColourEnv, ColourTask, build_toy_model, quiet_config, teach_format
+from transformers import AutoModelForImageTextToText, AutoProcessor, TrainingArguments
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trl_gtr import PPOTrainer
@@ -83,11 +84,45 @@ class Alike:
         ({"corrector": Alike()}, "Alike is not a Corrector: subclass trl_gtr.Corrector"),
         ({"trainer_kwargs": {"eval_task": Alike()}}, "Alike is not a Task: subclass trl_gtr.Task"),
         ({"corrector": ExpertCorrector}, "ExpertCorrector is a class: pass an instance"),
+        ({"task": ColourTask}, r"ColourTask is a class: pass an instance, ColourTask\(\.\.\.\)"),
+        ({"task": "points24"}, r"'points24' is a string: pass a task, make_task\('points24'\)"),
+        ({"task": ColourEnv()}, "ColourEnv is an environment: subclass trl_gtr.Task and return the environment from"),
+        ({"task": ColourEnv}, "ColourEnv is an environment: subclass trl_gtr.Task"),
+        ({"task": gym.wrappers.TimeLimit(ColourEnv(), 3)}, "ColourEnv is an environment"),
+        ({"trainer_kwargs": {"guide": ExpertCorrector()}, "corrector": None}, "pass it as `corrector`"),
     ],
 )
 def test_only_tasks_and_correctors_are_taken(make_trainer, given, message):
     with pytest.raises(TypeError, match=message):
         make_trainer(**given)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (
+            TrainingArguments("unused", use_cpu=True),
+            r"`args` is a TrainingArguments: write GTRConfig\(\.\.\.\) instead",
+        ),
+        (ColourTask(), "`args` is a ColourTask: pass it as `task`"),
+        ({"learning_rate": 1e-5}, "`args` must be a GTRConfig, not dict"),
+    ],
+)
+def test_only_a_config_is_taken(args, message):
+    with pytest.raises(TypeError, match=message):
+        GTRTrainer("tiny", args, ColourTask(), ExpertCorrector())
+
+
+def test_correctors_by_name(toy_checkpoint, tmp_path):
+    def make(corrector, **settings):
+        return GTRTrainer(toy_checkpoint, quiet_config(tmp_path, **settings), ColourTask(), corrector)
+
+    assert isinstance(make("expert").corrector, ExpertCorrector)
+    with pytest.raises(ValueError, match=r"not 'exprt'; did you mean 'expert'\?"):
+        make("exprt")
+    with pytest.raises(ValueError, match="needs a `corrector`"):
+        make("none")
+    assert make("none", thought_cloning_coef=0.0).corrector is None
 
 
 def steady(log_history):

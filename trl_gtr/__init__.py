@@ -38,6 +38,7 @@ _EXPORTS = {
     "load_agent": "evaluation.agents",
     "EvaluationReport": "evaluation.reports",
     "evaluate_agent": "evaluation.evaluate",
+    "check_task": "evaluation.task_check",
     "make_sft_dataset": "guides.sft_data",
     "prompt_and_completion": "guides.sft_data",
     "load_policy": "policy.loading",
@@ -94,6 +95,7 @@ if TYPE_CHECKING:  # "X as X" is how a typed package says that X is public
     )
     from .evaluation.evaluate import evaluate_agent as evaluate_agent
     from .evaluation.reports import EvaluationReport as EvaluationReport
+    from .evaluation.task_check import check_task as check_task
     from .guides.base import Guide as Guide
     from .guides.corrected import CorrectedThoughts as CorrectedThoughts
     from .guides.sft_data import make_sft_dataset as make_sft_dataset, prompt_and_completion as prompt_and_completion

@@ -12,9 +12,10 @@ from importlib.metadata import version
 COMMANDS = {
     "train": ("launch", "train an agent with GTR, through accelerate's launcher"),
     "evaluate": ("evaluate", "play a task with agents on the same deals"),
+    "play": ("play", "play a task yourself, or watch an agent, with a verdict on every thought"),
     "report": ("report", "one page with curves, episodes and settings of one or more runs"),
     "plan": ("plan", "memory, time and cost of a run, before it starts"),
-    "check": ("check", "versions, extras, and which parts of ALFWorld can run here"),
+    "check": ("check", "what is installed here; with --task, whether a task is ready for training"),
 }
 
 

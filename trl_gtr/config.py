@@ -14,7 +14,7 @@ from accelerate import PartialState
 from accelerate.utils import str_to_bool
 from transformers.utils import is_torch_bf16_gpu_available
 
-from .distributed.field_rules import INHERITED, FieldMetadata, Rule
+from .distributed.field_rules import INHERITED, FieldMetadata, Rule, suggest_fields
 from .distributed.ppo_base import PPOConfig
 from .storage.plain_data import json_options
 
@@ -44,6 +44,7 @@ def episode_count(given: int | str | None, name: str) -> int | Literal["all"]:
     return count
 
 
+@suggest_fields
 @dataclass
 class GTRConfig(PPOConfig):
     """Configuration of [`GTRTrainer`].
@@ -328,8 +329,7 @@ class GTRConfig(PPOConfig):
 
     @classmethod
     def rl4vlm(cls, **overrides: Any) -> GTRConfig:
-        """RL4VLM (arXiv 2405.10292): PPO without corrector or format reward. Use it with a task created with
-        `cut=False`."""
+        """RL4VLM (arXiv 2405.10292): PPO without corrector or format reward. Create its task with `cut=False`."""
         return cls(**{"thought_cloning_coef": 0.0, "format_reward": 0.0, **overrides})
 
     def _refuse_fields(self) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import PreTrainedModel, TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_utils import TrainOutput, set_seed
 
@@ -65,7 +65,8 @@ class GTRTrainer(PPOBridge):
         model: A vision-language model, or the name or folder to load it from.
         args: The hyper-parameters.
         task: The task to play.
-        corrector: Corrects thoughts. Required unless `thought_cloning_coef` is 0 or a `guide` is given.
+        corrector: Corrects thoughts: a corrector, or the name of one (`"expert"`). Required unless
+            `thought_cloning_coef` is 0 or a `guide` is given.
         processing_class: The model's processor; loaded with the model if left out.
         eval_task: The task for `evaluate`; the training task if left out.
         callbacks: Additional `TrainerCallback`s.
@@ -84,7 +85,7 @@ class GTRTrainer(PPOBridge):
         model: PreTrainedModel | str,
         args: GTRConfig | None = None,
         task: Task | None = None,
-        corrector: Corrector | None = None,
+        corrector: Corrector | str | None = None,
         processing_class: Any = None,
         eval_task: Task | None = None,
         callbacks: list[TrainerCallback] | None = None,
@@ -93,7 +94,7 @@ class GTRTrainer(PPOBridge):
         guide: Guide | None = None,
         advantage_estimator: AdvantageEstimator | None = None,
     ) -> None:
-        args = args or GTRConfig()
+        args = _checked(args)
         if task is None:
             raise ValueError("GTRTrainer needs a `task`, e.g. task=make_task('points24').")
         self.task, self.eval_task = Task.ensure(task), Task.ensure(eval_task or task)
@@ -343,6 +344,18 @@ class GTRTrainer(PPOBridge):
         if self.guide.buffer is None:
             raise ValueError("This run's guide provides no labels: train with a `corrector` to get corrections.")
         return corrections_dataset(self.guide.buffer, self.policy.processor)
+
+
+def _checked(args: GTRConfig | None) -> GTRConfig:
+    """The given settings, or the default ones; raises a helpful `TypeError` for anything else."""
+    if args is None or isinstance(args, GTRConfig):
+        return args or GTRConfig()
+    kind = type(args).__name__
+    if isinstance(args, Task):
+        raise TypeError(f"`args` is a {kind}: pass it as `task`, and as `args` a GTRConfig.")
+    if isinstance(args, TrainingArguments):
+        raise TypeError(f"`args` is a {kind}: write GTRConfig(...) instead. It has the same fields, and those of GTR.")
+    raise TypeError(f"`args` must be a GTRConfig, not {kind}: write args=GTRConfig(output_dir='runs/mine', ...).")
 
 
 def _make_policy(model: PreTrainedModel, processor: Any, args: GTRConfig) -> VLMPolicy:

@@ -38,7 +38,9 @@ sys.exit(status)
     )
 
 
-@pytest.mark.parametrize("argv", [["train"], ["train", "--task", "alfworld"], ["evaluate"], ["report"], ["check"]])
+@pytest.mark.parametrize(
+    "argv", [["train"], ["train", "--task", "alfworld"], ["evaluate"], ["report"], ["check"], ["play"]]
+)
 def test_help_needs_no_torch_and_names_its_command(argv: list[str], tmp_path: Path) -> None:
     done = fresh(*argv, "--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

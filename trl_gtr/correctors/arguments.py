@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -109,7 +110,9 @@ def _base_corrector(arguments: CorrectorArguments) -> Corrector:
     if name == "local":
         return LocalCorrector(arguments.corrector_model, temperature=arguments.corrector_temperature or 0.0)
     if name not in ("openai", "azure"):
-        raise ValueError(f"corrector must be one of {', '.join(NAMES)}, not {name!r}")
+        near = difflib.get_close_matches(name, NAMES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"corrector must be one of {', '.join(NAMES)}, not {name!r}{hint}")
     prices = arguments.corrector_prices
     if prices is not None and len(prices) != 2:
         raise ValueError(f"corrector_prices must be two numbers, for prompt and answer tokens, not {prices}")

@@ -5,8 +5,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+import difflib
+import functools
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,24 @@ class FieldMetadata(dict[str, Any]):
 
     def copy(self) -> dict[str, Any]:
         return {"help": self["help"]}
+
+
+def suggest_fields(cls: type[T]) -> type[T]:
+    """Class decorator for a dataclass: an unknown field raises a `TypeError` that names the most similar one."""
+    construct = cls.__init__
+    known = [each.name for each in fields(cls) if each.init]  # type: ignore[arg-type]
+
+    @functools.wraps(construct)
+    def checked(self: T, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean `{near[0]}`?" if near else "docs/configuration.md lists its fields."
+                raise TypeError(f"{type(self).__name__} has no field `{name}`: {hint}")
+        construct(self, *args, **kwargs)
+
+    cls.__init__ = checked  # type: ignore[method-assign, assignment]
+    return cls
 
 
 _NO_EFFECT = "nothing: it has no effect here"

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..config import GTRConfig
+from ..correctors.arguments import make_corrector
 from ..correctors.base import Corrector
 from ..distributed.means import Means
 from ..tasks.base import Task
@@ -86,12 +87,16 @@ class CorrectedThoughts(Guide):
         self.corrector.close()
 
 
-def choose_guide(guide: Guide | None, corrector: Corrector | None, args: GTRConfig) -> Guide:
-    """The given guide, or one built from the trainer's `corrector`."""
+def choose_guide(guide: Guide | None, corrector: Corrector | str | None, args: GTRConfig) -> Guide:
+    """The given guide, or one built from the trainer's `corrector`, which may be a name."""
+    if isinstance(corrector, str):
+        corrector = make_corrector(corrector)
     if guide is not None and corrector is not None:
         raise ValueError(
             "Pass a `corrector` or a `guide`, not both: `guide=CorrectedThoughts(corrector)` is equivalent."
         )
+    if isinstance(guide, Corrector):
+        raise TypeError(f"{type(guide).__name__} is a corrector: pass it as `corrector`.")
     if guide is not None:
         return guide
     if corrector is not None:

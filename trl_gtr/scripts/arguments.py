@@ -33,6 +33,30 @@ class TaskArguments:
         return make_task(self.task, **task_options_of(self.task_options) | more)
 
 
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass
+class AgentArguments(TaskArguments):
+    """The task, and how agents play it."""
+
+    seed: int = field(default=0, metadata={"help": "Seed for the deals."})
+    temperature: float = field(default=0.0, metadata={"help": "Sampling temperature; 0 is greedy."})
+    max_completion_length: int = field(default=256, metadata={"help": "Maximum new tokens per response."})
+    device: str | None = field(default=None, metadata={"help": "Device for models; default: a GPU if there is one."})
+    dtype: str = field(default="float32", metadata={"help": "Precision of models, e.g. bfloat16."})
+    base_url: str | None = field(default=None, metadata={"help": "Server for openai:MODEL agents."})
+    any_task: bool = field(default=False, metadata={"help": "Allow agents trained on another task."})
+
+    def __post_init__(self) -> None:
+        if self.max_completion_length < 1:
+            raise ValueError(f"--max_completion_length must be at least 1, not {self.max_completion_length}.")
+        if self.temperature < 0:
+            raise ValueError("--temperature must not be negative; 0 is greedy.")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"--dtype {self.dtype}: choose one of {', '.join(DTYPES)}.")
+
+
 class Parser(TrlParser):
     """TRL's parser with one-line errors and a short help, since there are hundreds of options."""
 

@@ -1,21 +1,58 @@
-"""`trl-gtr check`: versions, extras, GPUs, and which parts of ALFWorld can run here."""
+"""Check this machine, or a task before training on it.
+
+    trl-gtr check
+    trl-gtr check --task my_module:MyTask
+
+Without --task: versions, extras, GPUs, and which parts of ALFWorld can run here. With it, random play and the task's
+expert play a few episodes, and everything wrong or missing is listed.
+"""
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from packaging.requirements import Requirement
 
 from ..environments.alfworld.check import report
+from ..evaluation.task_check import check_task
+from ..responses.safe_text import one_line
+from .arguments import TaskArguments, parse_arguments
+from .settings import command_line, value_of
+from .usage import one_line_errors
+
+
+@dataclass
+class Arguments(TaskArguments):
+    episodes: int = field(default=8, metadata={"help": "Episodes for random play, and as many for the expert."})
+    seed: int = field(default=0, metadata={"help": "Seed for the deals."})
+
+    _argument_group_name = "options"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare what is installed with the requirements; returns 1 if something required is missing or unsuitable."""
-    argparse.ArgumentParser(prog="trl-gtr check", description=__doc__).parse_args(argv)
-    import torch  # slow, so not needed for `--help`
+    """Returns 1 if something is wrong with the task, or if something required is missing or unsuitable."""
+    words = command_line(argv)
+    with one_line_errors((ValueError, OSError, ImportError, TypeError)):
+        (args,) = parse_arguments([Arguments], words, description=__doc__, prog="trl-gtr check")
+        if value_of(words, "task") is not None:
+            return _check_task(args)
+    return _check_machine()
+
+
+def _check_task(args: Arguments) -> int:
+    findings = check_task(args.make_task(), args.episodes, args.seed)
+    for finding in findings:
+        print(one_line(finding))
+    wrong = sum(finding.severity == "wrong" for finding in findings)
+    print(f"{args.task}: {f'{wrong} to fix' if wrong else 'ready for training'}")
+    return 1 if wrong else 0
+
+
+def _check_machine() -> int:
+    import torch  # slow, so not needed to check a task
 
     wrong = 0
     print(f"Python {sys.version.split()[0]}, trl-gtr {importlib.metadata.version('trl-gtr')}")

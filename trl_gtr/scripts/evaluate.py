@@ -16,28 +16,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .arguments import TaskArguments, parse_arguments
+from .arguments import AgentArguments, parse_arguments
 from .usage import one_line_errors
-
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass
-class Arguments(TaskArguments):
+class Arguments(AgentArguments):
     agents: list[str] | None = field(
         default=None, metadata={"help": "The agents; default: the expert, random play and the embedded model."}
     )
     episodes: str = field(
         default="200", metadata={"help": "Episodes per agent, or 'all': each game or hand in the set once."}
     )
-    seed: int = field(default=0, metadata={"help": "Seed for the deals."})
-    temperature: float = field(default=0.0, metadata={"help": "Sampling temperature; 0 is greedy."})
-    max_completion_length: int = field(default=256, metadata={"help": "Maximum new tokens per response."})
     batch_size: int = field(default=32, metadata={"help": "Episodes played in parallel."})
-    device: str | None = field(default=None, metadata={"help": "Device for models; default: a GPU if there is one."})
-    dtype: str = field(default="float32", metadata={"help": "Precision of models, e.g. bfloat16."})
-    base_url: str | None = field(default=None, metadata={"help": "Server for openai:MODEL agents."})
-    any_task: bool = field(default=False, metadata={"help": "Allow agents trained on another task."})
     output: str | None = field(default=None, metadata={"help": "Write every episode's result to this JSON file."})
 
     _argument_group_name = "options"
@@ -55,12 +46,7 @@ def main(argv: Sequence[str] | None = None, description: str | None = __doc__, p
 
 def _check(args: Arguments) -> None:
     """Catch errors that would otherwise appear only after playing."""
-    for name in ("batch_size", "max_completion_length"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"--{name} must be at least 1, not {getattr(args, name)}.")
-    if args.temperature < 0:
-        raise ValueError("--temperature must not be negative; 0 is greedy.")
-    if args.dtype not in DTYPES:
-        raise ValueError(f"--dtype {args.dtype}: choose one of {', '.join(DTYPES)}.")
+    if args.batch_size < 1:
+        raise ValueError(f"--batch_size must be at least 1, not {args.batch_size}.")
     if args.output and not Path(args.output).absolute().parent.is_dir():
         raise ValueError(f"--output {args.output}: the folder does not exist. Create it first.")

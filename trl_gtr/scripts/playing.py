@@ -18,10 +18,11 @@ from .settings import default_config, read_options, task_options_of
 from .usage import one_line_errors
 
 if TYPE_CHECKING:
+    from .arguments import AgentArguments
     from .evaluate import Arguments
 
 
-def make_agent(name: str, task: Task, args: Arguments) -> Agent:
+def make_agent(name: str, task: Task, args: AgentArguments) -> Agent:
     is_model = name not in ("expert", "random") and not name.startswith("openai:")
     if is_model and not args.any_task and saved_task(name) not in (None, task.name):
         raise ValueError(

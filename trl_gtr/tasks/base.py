@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import gymnasium as gym
 import numpy as np
@@ -55,6 +55,18 @@ class Task(Contract):
     A subclass defines `name`, `format`, `make_env`, `prompt`, `legal_actions`, `to_env_action` and `success`; the rest
     has neutral defaults. Tasks are stateless and picklable.
     """
+
+    @classmethod
+    def ensure(cls, thing: object) -> Self:
+        """Return `thing` unchanged, or raise a `TypeError` that says how to get a task from it."""
+        if isinstance(thing, str):
+            raise TypeError(f"{thing!r} is a string: pass a task, make_task({thing!r}).")
+        if isinstance(thing, gym.Env) or (isinstance(thing, type) and issubclass(thing, gym.Env)):
+            name = thing.__name__ if isinstance(thing, type) else type(thing.unwrapped).__name__
+            raise TypeError(
+                f"{name} is an environment: subclass trl_gtr.Task and return the environment from `make_env`."
+            )
+        return super().ensure(thing)
 
     # -- required --------------------------------------------------------------------------------------------------
 
