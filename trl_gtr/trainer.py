@@ -34,7 +34,7 @@ from .guides.corrected import choose_guide
 from .guides.sft_data import corrections_dataset
 from .learning.advantages import AdvantageEstimator, choose_estimator
 from .learning.experience import Experience, ExperienceMaker, Scorer
-from .learning.losses import ResponseRatio
+from .learning.losses import choose_objective
 from .learning.update import Updater
 from .policy.adapters import check_start, ensure_named_base
 from .policy.loading import load_or_take
@@ -120,10 +120,8 @@ class GTRTrainer(PPOBridge):
         self.guide.attach(GuidedRun(args, task, self.policy, model, self.processes, scorer.score_all))
         parts = self.estimator, self.guide, self.processes, self.reference_network
         self.make_experience = ExperienceMaker(args, scorer, *parts)
-        objective = ResponseRatio(args.cliprange, args.dual_clip)
-        self.updater = Updater(
-            args, self.accelerator, self.processes, scorer, self.optimizer, objective, self.guide.buffer
-        )
+        objective, buffer = choose_objective(args), self.guide.buffer
+        self.updater = Updater(args, self.accelerator, self.processes, scorer, self.optimizer, objective, buffer)
         self.engine: Engine = TransformersEngine(self.policy, self.model, accelerator=self.accelerator)
         self.signals, self.counters = StopSignals(), RunCounters()
         self._last_loss = math.nan
