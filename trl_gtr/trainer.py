@@ -104,7 +104,8 @@ class GTRTrainer(PPOBridge):
         check_start(model, peft_config, with_reference=args.kl_coef > 0)
         set_seed(args.seed)
         # Before the model is loaded: an environment that can't be made fails early.
-        self.collector = make_collector(task, self.corrector, args)
+        teaches = self.estimator.teaches if self.estimator.needs_groups else None
+        self.collector = make_collector(task, self.corrector, args, teaches)
         model, processing_class = load_or_take(model, processing_class, args.model_init_kwargs)
         ensure_named_base(model, peft_config, processing_class, args.output_dir)
         hidden_size = model.config.get_text_config().hidden_size
@@ -215,7 +216,7 @@ class GTRTrainer(PPOBridge):
         with self.engine.ready():
             collected = collect_on_all_ranks(play, self.processes, lambda: self.signals.received)
         self.stopper.stop_on_signal(step, collected.received, collected.faults, before)
-        if self.is_world_process_zero():
+        if self.is_world_process_zero() and not self.estimator.needs_groups:
             collected.warn_of_late(planned=args.rollout_steps * self.collector.envs.num_envs)
         return collected.rollout
 
