@@ -213,7 +213,9 @@ class GroupRelative(AdvantageEstimator):
         return Advantages(advantages, kept=kept, metrics=metrics)
 
     def teaches(self, group: Sequence[Sequence[Transition]]) -> bool:
-        """Whether the episodes' returns differ."""
+        """Whether all episodes are whole and their returns differ."""
+        if not all(_is_whole(episode) for episode in group):
+            return False
         returns = episode_returns(self._rewards(group))
         return bool(returns.max() - returns.min() > EQUAL)
 
