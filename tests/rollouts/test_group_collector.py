@@ -7,32 +7,12 @@ import numpy as np
 import pytest
 from counter_env import CounterTask
 from function_engine import FunctionEngine
-from toy import COLOURS, ColourEnv, ColourTask
+from toy import COLOURS, ColourEnv, ColourTask, GuessTask
 
 from trl_gtr.correctors import ExpertCorrector
 from trl_gtr.rollouts.group_collector import GroupCollector
 from trl_gtr.rollouts.playing import DEFAULT_STEP_LIMIT
 from trl_gtr.types import Generation
-
-
-class GuessEnv(ColourEnv):
-    """Ends when the colour is named, or after `length` steps. The picture never changes."""
-
-    def _show(self):
-        if self.steps:
-            return self.shown
-        self.shown = super()._show()
-        return self.shown
-
-    def step(self, action):
-        right = list(COLOURS)[int(action)] == self.colour
-        self.steps += 1
-        return self.shown[0], float(right), right, self.steps >= self.length and not right, self.shown[1]
-
-
-class GuessTask(ColourTask):
-    def make_env(self, *, evaluation=False):
-        return GuessEnv(**self.env_kwargs)
 
 
 def say(task, colour):
