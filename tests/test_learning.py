@@ -70,7 +70,7 @@ def test_a_flipped_policy_loss_shows(toy_checkpoint, tmp_path, monkeypatch):
 def test_a_flipped_cloning_loss_shows(toy_checkpoint, tmp_path, monkeypatch):
     real = update.cloning_loss
     monkeypatch.setattr(update, "cloning_loss", lambda *args: -real(*args))
-    assert learn(toy_checkpoint, tmp_path, GTR, updates=10)["eval_true_thoughts"] < 0.5
+    assert learn(toy_checkpoint, tmp_path, GTR, updates=10)["true_thoughts"] < 0.5
 
 
 def test_a_short_run_from_the_shipped_start_makes_more_thoughts_true(tmp_path):

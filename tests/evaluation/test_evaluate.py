@@ -228,7 +228,7 @@ def test_a_server_error_is_reported_in_one_line_without_the_key(monkeypatch, cap
         (redirects, "make --base_url the final one"),
         (floods, "no chat completion"),
         (raw(b"<html>"), "no chat completion"),
-        (lambda handler, _: handler.send(200, b"?", {"Content-Encoding": "br"}), "only gzip was asked for"),
+        (lambda handler, _: handler.send(200, b"?", {"Content-Encoding": "br"}), "only gzip was requested"),
         (status(400, "x" * 1_000_000), "Error code: 400"),
     ],
 )
