@@ -89,5 +89,5 @@ def make_collector(
     }
     if teaches is None:
         return RolloutCollector(task, corrector, **options)
-    groups = {"group_size": args.group_size, "refills": args.refill_groups, "teaches": teaches}
-    return GroupCollector(task, corrector, **groups, **options)
+    options |= {"group_size": args.group_size, "refills": args.refill_groups, "teaches": teaches}
+    return GroupCollector(task, corrector, **options)

@@ -138,14 +138,13 @@ class GroupCollector(RolloutCollector):
         results = self.envs.step_some({i: choice.action for i, choice in zip(envs, chosen, strict=True)})
         transitions = []
         for i, prompt, generation, response, choice in zip(envs, prompts, generations, responses, chosen, strict=True):
-            observation, *outcome, info = results[i]
-            _, terminated, truncated = outcome
+            observation, reward, terminated, truncated, info = results[i]
             transition = self._record(
                 i,
                 generation,
                 response,
                 choice,
-                tuple(outcome),
+                (reward, terminated, truncated),
                 step=self.played[i],
                 image=self.images[i],
                 prompt=prompt,
