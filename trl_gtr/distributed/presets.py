@@ -1,7 +1,7 @@
 """Published settings of each method: `GTRConfig.grpo()`, `GTRConfig.vl_dac()` and so on.
 
-A value is the publication's; what isn't listed is `GTRConfig`'s default. Group methods and VL-DAC come without
-guidance: add it with `thought_cloning_coef=1.0` and a corrector.
+Values are those of the cited source unless a comment says otherwise; what isn't listed is `GTRConfig`'s default. Group
+methods and VL-DAC come without guidance: add it with `thought_cloning_coef=1.0` and a corrector.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _VERL_AGENT: dict[str, Any] = {
     "format_reward": 0.0,  # there a penalty of 0.1 for an invalid action; here the task's own penalty
     "thought_cloning_coef": 0.0,
 }
-"""verl-agent's script for EZPoints (github.com/langfengQ/verl-agent, examples/gigpo_trainer/run_ezpoints.sh), and
-verl's defaults for what it leaves out."""
+"""verl-agent's script for GiGPO on EZPoints (examples/gigpo_trainer/run_ezpoints.sh, as in github.com/vanzll/verl-agent),
+used for all group methods. The script leaves out schedule, epochs, clip range, gradient clipping and temperature."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     # arXiv 2503.08525
@@ -60,7 +60,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "max_grad_norm": 0.01,
         "max_completion_length": 128,
         "value_gradient_to_trunk": False,
-        "value_warmup_updates": 1,
+        "value_warmup_updates": 1,  # ours
         "format_reward": 0.0,
         "thought_cloning_coef": 0.0,
     },
