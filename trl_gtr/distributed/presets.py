@@ -26,7 +26,7 @@ _VERL_AGENT: dict[str, Any] = {
     "format_reward": 0.0,  # there a penalty of 0.1 for an invalid action; here the task's own penalty
     "thought_cloning_coef": 0.0,
 }
-"""verl-agent's script for GiGPO on EZPoints (examples/gigpo_trainer/run_ezpoints.sh, as in github.com/vanzll/verl-agent),
+"""verl-agent's script for GiGPO on EZPoints (github.com/vanzll/verl-agent: examples/gigpo_trainer/run_ezpoints.sh),
 used for all group methods. The script leaves out schedule, epochs, clip range, gradient clipping and temperature."""
 
 PRESETS: dict[str, dict[str, Any]] = {
