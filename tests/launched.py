@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch
 from peft import LoraConfig
-from toy import ColourEnv, ColourTask, quiet_config
+from toy import ColourEnv, ColourTask, GuessTask, quiet_config
 from transformers import TrainerCallback
 
 from trl_gtr.correctors import ExpertCorrector
@@ -75,18 +75,21 @@ def different_starts(folder):
 SCHEDULES = {
     "joint": {"kl_coef": 0.1, "target_kl": 10.0, "value_gradient_to_trunk": True},
     "separate": {"update_schedule": "separate", "cloning_steps": 2, "value_warmup_updates": 1},
+    "groups": {
+        "task": GuessTask(length=3),  # episodes of different lengths
+        "advantage_estimator": "gigpo",
+        "group_size": 2,
+        "refill_groups": 2,
+        "ratio_level": "token",
+        "value_head_sizes": [1024, 512],
+    },
 }
 
 
 def recorded_run(folder, schedule, rollouts=None):
     """Three updates. The rollouts are handed in, or played and recorded; only environment 0 is ever corrected."""
-    trainer = make_trainer(
-        folder,
-        "recorded",
-        ColourTask(length=3, terminates=False),  # every episode ends in a state whose value is asked for
-        total_env_steps=96,
-        **SCHEDULES[schedule],
-    )
+    task = ColourTask(length=3, terminates=False)  # every episode ends in a state whose value is asked for
+    trainer = make_trainer(folder, "recorded", **{"task": task, "total_env_steps": 96, **SCHEDULES[schedule]})
     # What is drawn must not depend on how many draw it.
     trainer.guide.buffer.sample = lambda n: [list(trainer.guide.buffer.samples())[-1]] * n
     recorded, play = [], trainer.collector.collect
@@ -105,8 +108,8 @@ def recorded_run(folder, schedule, rollouts=None):
             whole,
             transitions=[whole.transitions[i] for i in mine],
             corrections=[whole.corrections[i] for i in mine],
-            last_images=[whole.last_images[i] for i in own],
-            last_prompts=[whole.last_prompts[i] for i in own],
+            last_images=[whole.last_images[i] for i in own if whole.last_images],
+            last_prompts=[whole.last_prompts[i] for i in own if whole.last_prompts],
             episodes=[episode for episode in whole.episodes if episode[0].env_index in own],
             times=dict(whole.times),
         )

@@ -86,6 +86,10 @@ def test_rules_are_for_fields_that_exist():
         ({"invalid_action": "ignore"}, "must be one of"),
         ({"cloning_weight": "all"}, "must be one of"),
         ({"min_advantage_std": 0.0}, "must be greater than 0, got 0.0"),
+        ({"advantage_estimator": "ppo"}, "`advantage_estimator` must be one of"),
+        ({"ratio_level": "word"}, "`ratio_level` must be one of"),
+        ({"group_size": 0}, "`group_size` must be at least 1"),
+        ({"cliprange": 0.2, "cliprange_high": 0.1}, "`cliprange_high` = 0.1 must be at least `cliprange` = 0.2"),
         ({"reward_scale": 0.0}, "must be greater than 0 or None"),
         ({"target_kl": -1.0}, "must be greater than 0 or None"),
         ({"feature_cache_gb": -1.0}, "`feature_cache_gb` must be at least 0 and less than inf"),
@@ -106,6 +110,55 @@ def test_updates_cover_all_environment_steps():
 def test_rl4vlm_preset():
     args = GTRConfig.rl4vlm(output_dir="unused", use_cpu=True, report_to="none", gamma=0.8)
     assert (args.thought_cloning_coef, args.format_reward, args.gamma) == (0.0, 0.0, 0.8)
+
+
+QUIET = {"output_dir": "unused", "use_cpu": True, "report_to": "none"}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gtr", {"advantage_estimator": "gae", "ratio_level": "response", "thought_cloning_coef": 1.0, "gamma": 0.9}),
+        ("rl4vlm", {"advantage_estimator": "gae", "ratio_level": "response", "thought_cloning_coef": 0.0}),
+        ("vl_dac", {"advantage_estimator": "gae", "ratio_level": "token", "gamma": 0.99, "kl_coef": 0.04}),
+        ("grpo", {"advantage_estimator": "grpo", "group_size": 8, "num_envs": 128, "learning_rate": 1e-6}),
+        ("rloo", {"advantage_estimator": "rloo", "group_size": 8, "kl_coef": 0.01, "ratio_level": "token"}),
+        ("gigpo", {"advantage_estimator": "gigpo", "gamma": 0.95, "step_advantage_coef": 1.0}),
+    ],
+)
+def test_presets_are_one_line_and_can_be_changed(name, expected):
+    preset = getattr(GTRConfig, name)
+    args = preset(**QUIET)
+    assert {field: getattr(args, field) for field in expected} == expected
+    assert preset(**QUIET, learning_rate=0.5, thought_cloning_coef=2.0).learning_rate == 0.5
+
+
+def test_an_unknown_preset_is_refused():
+    with pytest.raises(ValueError, match="There is no preset 'ppo2': choose one of gtr, rl4vlm"):
+        GTRConfig.preset("ppo2")
+
+
+@pytest.mark.parametrize(
+    ("processes", "sizes", "message"),
+    [
+        (1, {"num_envs": 10}, r"`num_envs` = 10 must be a multiple of group_size × processes = 4 × 1.*= 8, for"),
+        (
+            2,
+            {"num_envs": 12},
+            r"group_size × processes = 4 × 2, because a group is played by one process",
+        ),
+    ],
+)
+def test_groups_must_fill_the_environments(monkeypatch, processes, sizes, message):
+    monkeypatch.setattr("trl_gtr.config.PartialState", lambda **_: SimpleNamespace(num_processes=processes))
+    with pytest.raises(ValueError, match=message):
+        make(advantage_estimator="grpo", group_size=4, **sizes)
+    make(advantage_estimator="grpo", group_size=4, num_envs=8)
+
+
+def test_episodes_of_groups_have_any_length():
+    args = make(advantage_estimator="grpo", group_size=4, num_envs=8, rollout_steps=3, per_device_train_batch_size=16)
+    assert args.mini_batch_size == 16  # 24 is no multiple of it
 
 
 def test_every_own_field_has_a_help_text_and_the_command_line_knows_it():

@@ -708,9 +708,9 @@ def test_settings_reach_the_place_where_they_matter(make_trainer, monkeypatch):
     seen = {}
     policy_loss, value_loss = losses.policy_loss, losses.value_loss
 
-    def watch_policy(logprob, old, advantages, cliprange, dual_clip):
-        seen["policy"] = (cliprange, dual_clip)
-        return policy_loss(logprob, old, advantages, cliprange, dual_clip)
+    def watch_policy(logprob, old, advantages, *clip):
+        seen["policy"] = clip
+        return policy_loss(logprob, old, advantages, *clip)
 
     def watch_value(values, returns, old_values, cliprange_value):
         seen["value"] = cliprange_value
@@ -719,14 +719,19 @@ def test_settings_reach_the_place_where_they_matter(make_trainer, monkeypatch):
     monkeypatch.setattr(losses, "policy_loss", watch_policy)
     monkeypatch.setattr(update, "value_loss", watch_value)
     trainer = make_trainer(
-        cliprange=0.3, dual_clip=7.0, cliprange_value=0.4, invalid_action="penalty", value_learning_rate=0.5
+        cliprange=0.3,
+        cliprange_high=0.35,
+        dual_clip=7.0,
+        cliprange_value=0.4,
+        invalid_action="penalty",
+        value_learning_rate=0.5,
     )
     assert trainer.collector.rules.penalize
     head = {id(p) for p in trainer.trained.value_head.parameters()}
     rates = {group["lr"] for group in trainer.optimizer.param_groups for p in group["params"] if id(p) in head}
     assert rates == {0.5}
     trainer.train()
-    assert seen == {"policy": (0.3, 7.0), "value": 0.4}
+    assert seen == {"policy": (0.3, 7.0, 0.35), "value": 0.4}
 
 
 def test_the_cloning_phase_has_its_own_learning_rate(make_trainer):

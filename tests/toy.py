@@ -116,6 +116,30 @@ class ColourTask(BareColourTask):
         return self.format.parse(self.format.render({"thoughts": f"it is {info['colour']}"}, info["colour"]))
 
 
+class GuessEnv(ColourEnv):
+    """Ends when the colour is named, or after `length` steps. The picture doesn't change."""
+
+    def _show(self) -> tuple[np.ndarray, dict[str, Any]]:
+        if self.steps == 0:
+            self.shown = super()._show()
+        return self.shown
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        right = list(COLOURS)[int(action)] == self.colour
+        self.steps += 1
+        return self.shown[0], float(right), right, self.steps >= self.length and not right, self.shown[1]
+
+
+class GuessTask(ColourTask):
+    """Episodes of different lengths, of which only the last step may be rewarded."""
+
+    def make_env(self, *, evaluation: bool = False) -> gym.Env:
+        return GuessEnv(**self.env_kwargs)
+
+    def success(self, transitions: Sequence[Transition]) -> bool:
+        return transitions[-1].terminated
+
+
 def build_toy_model(seed: int = 0) -> tuple[LlavaForConditionalGeneration, LlavaProcessor]:
     """A LLaVA that hardly has layers, over characters and the fragments of a response."""
     torch.manual_seed(seed)

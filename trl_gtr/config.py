@@ -7,7 +7,7 @@ import math
 import os
 from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import timedelta
-from functools import cache
+from functools import cache, partialmethod
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from accelerate import PartialState
@@ -16,6 +16,8 @@ from transformers.utils import is_torch_bf16_gpu_available
 
 from .distributed.field_rules import INHERITED, FieldMetadata, Rule, suggest_fields
 from .distributed.ppo_base import PPOConfig
+from .distributed.presets import PRESETS
+from .distributed.sizes import Sizes, require
 from .storage.plain_data import json_options
 
 logger = logging.getLogger(__name__)
@@ -40,7 +42,7 @@ def episode_count(given: int | str | None, name: str) -> int | Literal["all"]:
         count = int(given or 0)
     except ValueError:
         raise ValueError(f"{name} must be a number or 'all', got {given!r}.") from None
-    _require(count >= 1, f"{name} must be at least 1, or 'all', got {given}.")
+    require(count >= 1, f"{name} must be at least 1, or 'all', got {given}.")
     return count
 
 
@@ -96,7 +98,10 @@ class GTRConfig(PPOConfig):
     )
     num_envs: int = _field(16, "Environments stepped in parallel, over all processes.", at_least=1)
     rollout_steps: int = _field(
-        64, "Steps per environment in one update. Paper: 1024 steps per update on cards.", at_least=1
+        64,
+        "Steps per environment in one update. Paper: 1024 steps per update on cards. With groups, an update plays "
+        "whole episodes: then this is their expected length, and only decides how many updates a run has.",
+        at_least=1,
     )
     mini_batch_size: int | None = _field(
         None,
@@ -149,7 +154,35 @@ class GTRConfig(PPOConfig):
         above=0,
     )
 
+    # --- what a step is worth ---------------------------------------------------------------------------------
+    advantage_estimator: Literal["gae", "grpo", "rloo", "gigpo"] = _field(
+        "gae",
+        "'gae' (paper): GAE with a value head. The others have no value head: they compare `group_size` episodes that "
+        "start in the same state.",
+    )
+    group_size: int = _field(1, "Episodes per group, for 'grpo', 'rloo' and 'gigpo'.", at_least=1)
+    group_norm: Literal["published", "std", "mean"] = _field(
+        "published",
+        "'std': divide by the spread of the group's returns, 'mean': don't. 'published': 'std' for 'grpo', 'mean' for "
+        "'gigpo'; 'rloo' never divides.",
+    )
+    step_advantage_coef: float = _field(1.0, "ω of 'gigpo': weight of its step-level advantage.", at_least=0)
+    refill_groups: int = _field(
+        0,
+        "Further groups that may be played in an update in place of one whose returns are all equal (DAPO's dynamic "
+        "sampling).",
+        at_least=0,
+    )
+
     # --- PPO --------------------------------------------------------------------------------------------------
+    ratio_level: Literal["response", "token"] = _field(
+        "response",
+        "'response' (paper): one probability ratio per response. 'token': one per token, each clipped on its own; "
+        "`thought_prob_coef` then weighs thought tokens in the mean over tokens.",
+    )
+    cliprange_high: float | None = _field(
+        None, "Clip range above 1, for clip-higher (DAPO); None: `cliprange`.", above=0
+    )
     ppo_coef: float = _field(1.0, "Weight of the policy loss; 0 drops it (cloning only).", at_least=0)
     dual_clip: float | None = _field(
         3.0, "Caps the loss for negative advantages at this multiple of |A|; None: plain PPO.", above=1
@@ -328,9 +361,17 @@ class GTRConfig(PPOConfig):
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timedelta(seconds=self.ddp_timeout))
 
     @classmethod
-    def rl4vlm(cls, **overrides: Any) -> GTRConfig:
-        """RL4VLM (arXiv 2405.10292): PPO without corrector or format reward. Create its task with `cut=False`."""
-        return cls(**{"thought_cloning_coef": 0.0, "format_reward": 0.0, **overrides})
+    def preset(cls, name: str, **overrides: Any) -> GTRConfig:
+        """The published settings of a method, see [`PRESETS`], with your own on top."""
+        require(name in PRESETS, f"There is no preset {name!r}: choose one of {', '.join(PRESETS)}.")
+        return cls(**{**PRESETS[name], **overrides})
+
+    gtr = partialmethod(preset, "gtr")
+    rl4vlm = partialmethod(preset, "rl4vlm")
+    vl_dac = partialmethod(preset, "vl_dac")
+    grpo = partialmethod(preset, "grpo")
+    rloo = partialmethod(preset, "rloo")
+    gigpo = partialmethod(preset, "gigpo")
 
     def _refuse_fields(self) -> None:
         defaults = {f.name: f.default for f in fields(self)}
@@ -350,63 +391,38 @@ class GTRConfig(PPOConfig):
 
     def _set_sizes(self, processes: int) -> None:
         """Check that the sizes divide evenly, and derive `gradient_accumulation_steps` from a given mini-batch."""
-        given, rollout = self.gradient_accumulation_steps, self.num_envs * self.rollout_steps
-        _require(
-            self.num_envs % processes == 0,
-            f"`num_envs` = {self.num_envs} must be a multiple of the number of processes, {processes}."
-            + _other_shape(rollout, processes),
-        )
-        batch = self.per_device_train_batch_size * processes
-        mini_batch = self.mini_batch_size or batch * (given or 1)
-        _require(
-            mini_batch % batch == 0,
-            f"`mini_batch_size` = {mini_batch} is not a multiple of per_device_train_batch_size × processes = "
-            f"{self.per_device_train_batch_size} × {processes} = {batch}. "
-            + _sizes_that_fit(rollout, batch, mini_batch),
-        )
-        _require(
-            rollout % mini_batch == 0,
-            f"An update has num_envs × rollout_steps = {rollout} steps, which is not a multiple of the mini-batch "
-            f"size over all processes, {mini_batch}. {_sizes_that_fit(rollout, batch, mini_batch)}",
-        )
-        self.gradient_accumulation_steps, self.mini_batch_size = mini_batch // batch, mini_batch
-        _require(
-            given in (None, self.gradient_accumulation_steps),
-            f"`mini_batch_size` = {mini_batch} needs {self.gradient_accumulation_steps} accumulation steps of "
-            f"{self.per_device_train_batch_size} on each of {processes} processes, but `gradient_accumulation_steps` "
-            f"= {given} was given. Leave it out: it is derived from the mini-batch size.",
-        )
-        if mini_batch == rollout:
-            logger.warning(
-                "The mini-batch is the whole rollout of %d steps, so each PPO epoch takes a single optimizer step. "
-                "Set a smaller `mini_batch_size` (paper: 128), or collect more steps per update.",
-                rollout,
-            )
+        sizes = Sizes(self.num_envs, self.rollout_steps, self.per_device_train_batch_size, processes, self.group_size)
+        self.mini_batch_size = sizes.mini_batch(self.mini_batch_size, self.gradient_accumulation_steps)
+        self.gradient_accumulation_steps = self.mini_batch_size // sizes.batch
 
     def _check_combinations(self) -> None:
-        _require(
+        require(
             self.ppo_coef > 0 or self.thought_cloning_coef > 0,
             "`ppo_coef` and `thought_cloning_coef` are both 0: nothing would be learned. Raise one of them.",
         )
         self._set_sizes(PartialState().num_processes)
-        _require(
+        require(
             PartialState().num_processes == 1 or self.rollout_deadline + self.correction_deadline < self.ddp_timeout,
             f"`rollout_timeout` ({self.rollout_deadline:g}) and `correction_timeout` ({self.correction_deadline:g}) "
             f"must add up to less than `ddp_timeout` ({self.ddp_timeout}), after which the other processes give up.",
         )
-        _require(
+        require(
             not self.fsdp and not str_to_bool(os.environ.get("ACCELERATE_USE_FSDP", "False")),
             "FSDP is not supported: use DDP or DeepSpeed (examples/accelerate_configs).",
         )
-        _require(
+        require(
             not self.cloning_learning_rate or self.update_schedule == "separate",
             "`cloning_learning_rate` needs `update_schedule='separate'`: a joint step has only one learning rate.",
         )
-        _require(
+        require(
             not self.cloning_learning_rate or self.learning_rate > 0,
             "`cloning_learning_rate` follows the schedule of `learning_rate`, which is 0.",
         )
-        _require(self.kl_coef == 0 or self.kl_estimator == "k3", "`kl_coef` > 0 needs `kl_estimator='k3'`.")
+        require(
+            self.cliprange_high is None or self.cliprange_high >= self.cliprange,
+            f"`cliprange_high` = {self.cliprange_high} must be at least `cliprange` = {self.cliprange}.",
+        )
+        require(self.kl_coef == 0 or self.kl_estimator == "k3", "`kl_coef` > 0 needs `kl_estimator='k3'`.")
 
 
 @cache
@@ -425,24 +441,3 @@ def field_rules() -> dict[str, Rule]:
 def refused_fields() -> dict[str, str]:
     """Fields that raise an error when set, and what to set instead."""
     return {name: rule.instead for name, rule in field_rules().items() if rule.instead is not None}
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)
-
-
-def _other_shape(rollout: int, processes: int) -> str:
-    """Suggest collecting the same number of steps with one environment per process."""
-    if rollout % processes:
-        return ""
-    return f" `num_envs` = {processes} with `rollout_steps` = {rollout // processes} collects just as many steps."
-
-
-def _sizes_that_fit(rollout: int, batch: int, wanted: int) -> str:
-    """Suggest the nearest mini-batch sizes that divide a rollout and are multiples of the batch."""
-    sizes = [size for size in range(batch, rollout + 1, batch) if rollout % size == 0]
-    if not sizes:
-        return "No mini-batch fits: change `per_device_train_batch_size`, `num_envs` or `rollout_steps`."
-    nearest = sorted(sorted(sizes, key=lambda size: abs(size - wanted))[:4])
-    return f"A `mini_batch_size` of {', '.join(map(str, nearest))} would fit; or change the other sizes."

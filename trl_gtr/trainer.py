@@ -35,7 +35,7 @@ from .guides.corrected import choose_guide
 from .guides.sft_data import corrections_dataset
 from .learning.advantages import AdvantageEstimator, choose_estimator
 from .learning.experience import Experience, ExperienceMaker, Scorer
-from .learning.losses import ResponseRatio
+from .learning.losses import choose_objective
 from .learning.update import Updater
 from .policy.adapters import check_start, ensure_named_base
 from .policy.loading import load_or_take
@@ -107,7 +107,8 @@ class GTRTrainer(PPOBridge):
         check_start(model, peft_config, with_reference=args.kl_coef > 0)
         set_seed(args.seed)
         # Before the model is loaded: an environment that can't be made fails early.
-        self.collector = make_collector(task, self.corrector, args)
+        teaches = self.estimator.teaches if self.estimator.needs_groups else None
+        self.collector = make_collector(task, self.corrector, args, teaches)
         model, processing_class = load_or_take(model, processing_class, args.model_init_kwargs)
         ensure_named_base(model, peft_config, processing_class, args.output_dir)
         hidden_size = model.config.get_text_config().hidden_size
@@ -126,10 +127,9 @@ class GTRTrainer(PPOBridge):
         self.guide.attach(GuidedRun(args, task, self.policy, model, self.processes, scorer.score_all))
         parts = self.estimator, self.guide, self.processes, self.reference_network
         self.make_experience = ExperienceMaker(args, scorer, *parts)
-        objective = ResponseRatio(args.cliprange, args.dual_clip)
-        self.updater = Updater(
-            args, self.accelerator, self.processes, scorer, self.optimizer, objective, self.guide.buffer, self.progress
-        )
+        objective, buffer = choose_objective(args), self.guide.buffer
+        parts = self.accelerator, self.processes, scorer, self.optimizer, objective, buffer, self.progress
+        self.updater = Updater(args, *parts)
         self.engine: Engine = TransformersEngine(self.policy, self.model, accelerator=self.accelerator)
         self.signals, self.counters = StopSignals(), RunCounters()
         self._last_loss = math.nan
@@ -232,7 +232,7 @@ class GTRTrainer(PPOBridge):
         with self.engine.ready():
             collected = collect_on_all_ranks(play, self.processes, lambda: self.signals.received)
         self.stopper.stop_on_signal(step, collected.received, collected.faults, before)
-        if self.is_world_process_zero():
+        if self.is_world_process_zero() and not self.estimator.needs_groups:
             collected.warn_of_late(planned=args.rollout_steps * self.collector.envs.num_envs)
         return collected.rollout
 

@@ -5,19 +5,23 @@ from dataclasses import replace
 
 import pytest
 import torch
-from rollout_cases import rollout, transition
+from rollout_cases import IMAGE, rollout, transition
 from toy import ColourTask, quiet_config
 
+from trl_gtr.config import GTRConfig
 from trl_gtr.learning.advantages import (
     GAE,
     AdvantageEstimator,
     Advantages,
+    GroupRelative,
     Values,
     advantage_moments,
     choose_estimator,
     gae,
+    in_groups,
     normalize_advantages,
 )
+from trl_gtr.types import Rollout
 
 GAMMA, LAM = 0.9, 0.95
 
@@ -315,7 +319,7 @@ def test_an_estimator_needs_nothing_unless_it_says_so(tmp_path):
 def test_settings_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"Plain trains no value head.*leave `value_warmup_updates` out"):
         Plain().check(quiet_config(tmp_path, value_warmup_updates=1))
-    with pytest.raises(ValueError, match="Grouped compares episodes"):
+    with pytest.raises(ValueError, match="Grouped compares the episodes of a group: set `group_size`"):
         choose_estimator(Grouped(), quiet_config(tmp_path), ColourTask())
 
 
@@ -329,3 +333,113 @@ def test_gae_is_chosen_and_scaled_by_the_settings_or_the_task(tmp_path):
         estimator = choose_estimator(None, quiet_config(tmp_path, reward_scale=scale), TenTimes())
         assert isinstance(estimator, GAE)
         assert estimator.reward_scale == expected
+
+
+# --- groups ---------------------------------------------------------------------------------------------------------
+
+RLOO = GroupRelative("rloo", group_size=2, reward_scale=1.0, format_reward=0.0, norm="mean", gamma=0.5, step_coef=1.0)
+
+
+def grouped(*episodes, ends=True, **fields):
+    """One episode per environment, as rewards; the rollout goes step by step through those that go on."""
+    steps = [
+        transition(env, step, rewards[step], terminated=ends and step == len(rewards) - 1, **fields)
+        for step in range(max(map(len, episodes)))
+        for env, rewards in enumerate(episodes)
+        if step < len(rewards)
+    ]
+    return Rollout(steps, [None] * len(steps), [], [])
+
+
+class TestGroupRelative:
+    def test_steps_are_compared_within_their_group(self):
+        estimated = RLOO(grouped([1.0], [0.0, 0.0], [5.0], [9.0]), None)
+        # By step, then environment: 1 against 0; 5 against 9.
+        assert estimated.advantages.tolist() == [1.0, -1.0, -4.0, 4.0, -1.0]
+        assert estimated.returns is None
+        assert estimated.kept.all()
+        assert estimated.metrics == {"groups/cut": [0, 0], "groups/dead": [0, 0]}
+
+    def test_groups_of_one_lane_stay_apart(self):
+        played = grouped([1.0], [0.0])
+        later = [transition(env, 1, reward, terminated=True, episode=1) for env, reward in ((0, 3.0), (1, 7.0))]
+        played.transitions += later
+        assert in_groups(played.transitions, 2) == [[[0], [1]], [[2], [3]]]
+        assert RLOO(played, None).advantages.tolist() == [1.0, -1.0, -4.0, 4.0]
+
+    def test_a_dead_group_is_counted_and_dropped(self):
+        estimated = RLOO(grouped([1.0, 0.0], [0.5, 0.5], [1.0], [0.0]), None)
+        assert estimated.kept.tolist() == [False, False, True, True, False, False]
+        assert estimated.advantages.tolist() == [0.0, 0.0, 1.0, -1.0, 0.0, 0.0]
+        assert estimated.metrics == {"groups/cut": [0, 0], "groups/dead": [1, 0]}
+
+    def test_a_cut_episode_is_dropped_with_its_group(self):
+        played = grouped([1.0, 2.0], [0.0], [1.0], [0.0])
+        played.transitions[-1] = transition(0, 1, 2.0)  # it goes on
+        estimated = RLOO(played, None)
+        assert estimated.kept.tolist() == [False, False, True, True, False]
+        assert estimated.metrics == {"groups/cut": [1, 0], "groups/dead": [0]}
+
+    @pytest.mark.parametrize("missing", [True, False])
+    def test_a_lost_or_missing_episode_is_dropped_with_its_group(self, missing):
+        played = grouped([1.0], [0.0])
+        lost = transition(1, 0, 0.0, truncated=True, final_info={"worker_lost": True})
+        played.transitions[1:] = [] if missing else [lost]
+        estimated = RLOO(played, None)
+        assert not estimated.kept.any()
+        assert estimated.metrics == {"groups/cut": [1]}
+
+    def test_the_format_reward_is_a_reward_and_is_scaled(self):
+        estimator = replace(RLOO, reward_scale=0.1, format_reward=5.0)
+        played = grouped([1.0], [1.0])
+        played.transitions[1] = transition(1, 0, 1.0, terminated=True, legal=False)
+        assert estimator(played, None).advantages.tolist() == pytest.approx([0.5, -0.5])
+
+    def test_gigpo_compares_equal_images_with_equal_prompts(self):
+        estimator = replace(RLOO, method="gigpo")
+        played = grouped([0.0, 4.0], [2.0])
+        # A_E: 4 and 2, mean 3. γ = .5: both returns from the shared first state are 2; the last step is alone.
+        for change in ({"prompt": "later"}, {"image": IMAGE + 1}, {"image": IMAGE[:14]}):
+            played.transitions[2] = transition(0, 1, 4.0, terminated=True, **change)
+            assert estimator(played, None).advantages.tolist() == [1.0, -1.0, 1.0]
+        # Had it looked the same, the subgroup were 2, 4, 2.
+        played.transitions[2] = transition(0, 1, 4.0, terminated=True, image=IMAGE.copy())
+        expected = [1 + 2 - 8 / 3, -1 + 2 - 8 / 3, 1 + 4 - 8 / 3]
+        assert estimator(played, None).advantages.tolist() == pytest.approx(expected)
+
+    def test_grpo_divides(self):
+        estimated = replace(RLOO, method="grpo", norm="std")(grouped([1.0], [3.0]), None)
+        assert estimated.advantages.tolist() == pytest.approx([-1 / math.sqrt(2), 1 / math.sqrt(2)], rel=1e-5)
+
+
+def group_config(method="grpo", **settings):
+    usual = {"use_cpu": True, "report_to": "none", "output_dir": "unused", "num_envs": 4, "group_size": 2}
+    return GTRConfig(advantage_estimator=method, **{**usual, "per_device_train_batch_size": 8, **settings})
+
+
+@pytest.mark.parametrize(("method", "norm"), [("grpo", "std"), ("rloo", "mean"), ("gigpo", "mean")])
+def test_group_methods_are_chosen_by_name(method, norm):
+    chosen = choose_estimator(None, group_config(method, gamma=0.7, format_reward=2.0, reward_scale=0.5), ColourTask())
+    assert chosen == GroupRelative(method, 2, 0.5, 2.0, norm, 0.7, 1.0)
+    assert not chosen.needs_values
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "error"),
+    [
+        ("grpo", {"group_size": 1}, "set `group_size` to 2 or more"),
+        ("grpo", {"vf_coef": 0.1}, "`vf_coef` is for a value head, but 'grpo' trains none: leave `vf_coef` out"),
+        ("rloo", {"value_head_sizes": [16]}, "leave `value_head_sizes` out"),
+        ("gigpo", {"value_learning_rate": 1e-3}, "leave `value_learning_rate` out"),
+        ("gigpo", {"value_gradient_to_trunk": True}, "leave `value_gradient_to_trunk` out"),
+        ("gigpo", {"cliprange_value": 0.2}, "leave `cliprange_value` out"),
+        ("gigpo", {"value_warmup_updates": 1}, "leave `value_warmup_updates` out"),
+        ("grpo", {"step_advantage_coef": 0.5}, "`step_advantage_coef` is for 'gigpo', but the run uses 'grpo'"),
+        ("rloo", {"group_norm": "std"}, "'rloo' never divides"),
+        ("gae", {}, "`group_size` is for groups, but GAE doesn't compare any"),
+        ("gae", {"group_size": 1, "refill_groups": 2}, "leave `refill_groups` out"),
+    ],
+)
+def test_settings_that_do_not_suit_a_group_method(method, settings, error):
+    with pytest.raises(ValueError, match=error):
+        choose_estimator(None, group_config(method, **settings), ColourTask())

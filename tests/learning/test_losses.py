@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from trl_gtr.learning.losses import (
     ResponseRatio,
+    TokenRatio,
     explained_variance,
     kl_k3,
     policy_loss,
@@ -240,3 +241,97 @@ def test_the_kl_to_the_reference_is_a_mean_over_tokens():
     reference = torch.tensor([[-1.5, -2.0, 99.0], [-1.0, -1.0, -1.0]])  # what stands in padding isn't read
     expected = (math.exp(-0.5) - 1 + 0.5) / 2
     assert reference_kl(scored, reference).tolist() == pytest.approx([expected, 0.0])
+
+
+# --- one ratio per token --------------------------------------------------------------------------------------------
+
+
+def token_scores(token_logprobs, lengths, action_starts):
+    """Scores whose gradient reaches `token_logprobs`."""
+    mask = torch.arange(token_logprobs.shape[1]) < torch.tensor(lengths)[:, None]
+    none = token_logprobs.new_zeros(len(token_logprobs))
+    return Scores(none, none, none, token_logprobs, mask, torch.tensor(action_starts))
+
+
+def token_loss(new, old, lengths, action_starts, advantages, thought_coef=1.0, high=None):
+    objective = TokenRatio(cliprange=0.2, dual_clip=None, cliprange_high=high, thought_coef=thought_coef)
+    starts = lengths, action_starts
+    return objective(token_scores(new, *starts), token_scores(old, *starts), torch.tensor(advantages))
+
+
+def test_every_token_is_clipped_on_its_own():
+    # Ratios 1.5 and 0.9 with advantage 2: clipped at 1.2, and not at all.
+    new = torch.tensor([[1.5, 0.9]]).log()
+    losses, stats = token_loss(new, torch.zeros(1, 2), [2], [0], [2.0])
+    assert losses.tolist() == pytest.approx([-2 * (1.2 + 0.9) / 2])
+    assert stats.ratio.tolist() == pytest.approx([1.5, 0.9])
+    assert stats.clipped.tolist() == [True, False]
+
+
+def test_thought_tokens_are_weighed_in_the_mean():
+    new = torch.tensor([[1.1, 0.9, 1.0]]).log()  # two thought tokens, one action token
+    losses, _ = token_loss(new, torch.zeros(1, 3), [3], [2], [1.0], thought_coef=0.5)
+    assert losses.tolist() == pytest.approx([-(0.5 * 1.1 + 0.5 * 0.9 + 1.0) / 2])
+
+
+def test_a_response_without_weight_has_no_loss():
+    new = torch.zeros(1, 2, requires_grad=True)
+    losses, _ = token_loss(new, torch.zeros(1, 2), [2], [2], [1.0], thought_coef=0.0)  # no action, λ = 0
+    losses.sum().backward()
+    assert losses.tolist() == [0.0]
+    assert new.grad.tolist() == [[0.0, 0.0]]
+
+
+def test_padding_plays_no_part_however_wide():
+    new, old = torch.tensor([[0.1, 9.0, 9.0], [0.1, -0.1, 0.0]]), torch.tensor([[0.0, -7.0], [0.0, 0.0]])
+    objective = TokenRatio(0.2, None, None, 1.0)
+    losses, stats = objective(
+        token_scores(new, [1, 2], [0, 0]), token_scores(old, [1, 2], [0, 0]), torch.tensor([1.0, 1.0])
+    )
+    assert losses.tolist() == pytest.approx([-math.exp(0.1), -(math.exp(0.1) + math.exp(-0.1)) / 2])
+    assert len(stats.ratio) == 3
+
+
+@pytest.mark.parametrize("advantage", [1.5, -1.5])
+def test_the_gradient_of_two_tokens_is_that_of_autograd(advantage):
+    """Logits of a vocabulary of two; the loss is written out anew and differentiated by autograd."""
+    logits = torch.tensor([[0.3, -0.2], [0.5, 0.1]], dtype=torch.float64, requires_grad=True)
+    old = torch.tensor([[-0.6, -0.9]], dtype=torch.float64)
+    chosen = torch.log_softmax(logits, dim=1)[[0, 1], [0, 1]][None]
+    losses, _ = token_loss(chosen, old, [2], [1], [advantage], thought_coef=0.5)
+    (found,) = torch.autograd.grad(losses.sum(), logits)
+
+    probabilities = logits.exp() / logits.exp().sum(dim=1, keepdim=True)
+    written = 0.0
+    for weight, probability, then in zip(
+        (0.5, 1.0), (probabilities[0, 0], probabilities[1, 1]), old[0].tolist(), strict=True
+    ):
+        ratio = probability / math.exp(then)
+        bounded = min(max(ratio, ratio.new_tensor(0.8)), ratio.new_tensor(1.2))
+        written = written - weight * min(advantage * ratio, advantage * bounded) / 1.5
+    (expected,) = torch.autograd.grad(written, logits)
+    assert losses.item() == pytest.approx(written.item())
+    torch.testing.assert_close(found, expected)
+
+
+def test_micro_batches_of_token_losses_add_up():
+    rng = torch.Generator().manual_seed(0)
+    new, old = torch.randn(4, 5, generator=rng), torch.randn(4, 5, generator=rng)
+    lengths, starts, advantages = [5, 2, 3, 1], [3, 1, 3, 0], [1.0, -2.0, 0.5, -0.1]
+    whole, _ = token_loss(new, old, lengths, starts, advantages)
+    parts = [
+        token_loss(new[i : i + 1], old[i : i + 1], lengths[i : i + 1], starts[i : i + 1], advantages[i : i + 1])[0]
+        for i in range(4)
+    ]
+    torch.testing.assert_close(whole, torch.cat(parts))
+
+
+def test_clip_higher_leaves_more_room_above_one():
+    new = torch.tensor([1.25, 0.75]).log()
+    for high, clipped, ratio in ((None, [True, True], 1.2), (0.28, [False, True], 1.25)):
+        loss, stats = policy_loss(new, torch.zeros(2), torch.ones(2), 0.2, None, high)
+        assert stats.clipped.tolist() == clipped
+        assert loss.tolist() == pytest.approx([-ratio, -0.75])
+        assert token_loss(new[None], torch.zeros(1, 2), [2], [0], [1.0], high=high)[0].tolist() == pytest.approx(
+            [-(ratio + 0.75) / 2]
+        )

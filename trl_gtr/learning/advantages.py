@@ -5,18 +5,35 @@ Notation: T rollout steps, N environments. One sample is one *environment step*,
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import MISSING, dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..config import GTRConfig
 from ..tasks.base import Task
-from ..types import Rollout
+from ..types import Rollout, Transition
+from .group_advantages import Norm, episode_returns, gigpo, grpo, rloo
 from .losses import same_shape
+
+VALUE_FIELDS = (
+    "vf_coef",
+    "cliprange_value",
+    "value_head_sizes",
+    "value_learning_rate",
+    "value_gradient_to_trunk",
+    "value_warmup_updates",
+)
+"""Settings without effect in a run without a value head."""
+GROUP_FIELDS = ("group_size", "group_norm", "step_advantage_coef", "refill_groups")
+"""Settings without effect in a run without groups."""
+EQUAL = 1e-9
+"""Returns of a group that differ by less are equal."""
 
 
 class Values(NamedTuple):
@@ -68,13 +85,21 @@ class AdvantageEstimator(ABC):
         """
         return advantages
 
+    def teaches(self, group: Sequence[Sequence[Transition]]) -> bool:
+        """Whether a group of whole episodes has anything to learn from. If not, it may be replaced by another."""
+        return True
+
     def check(self, args: GTRConfig) -> None:
         """Raise a `ValueError` that says what to change if the settings don't suit the estimator."""
+        name = type(self).__name__
         if not self.needs_values and args.value_warmup_updates > 0:
             raise ValueError(
-                f"{type(self).__name__} trains no value head, so there is nothing to warm up: leave "
-                "`value_warmup_updates` out."
+                f"{name} trains no value head, so there is nothing to warm up: leave `value_warmup_updates` out."
             )
+        if self.needs_groups and args.group_size < 2:
+            raise ValueError(f"{name} compares the episodes of a group: set `group_size` to 2 or more.")
+        if not self.needs_groups:
+            _refuse(args, GROUP_FIELDS, f"is for groups, but {name} doesn't compare any")
 
 
 @dataclass(frozen=True)
@@ -127,15 +152,119 @@ class GAE(AdvantageEstimator):
         return normalize_advantages(advantages, sum(gather(advantage_moments(advantages).cpu())), self.min_std)
 
 
+@dataclass(frozen=True)
+class GroupRelative(AdvantageEstimator):
+    """Compares whole episodes that start in the same state; critic-free (GRPO, RLOO, GiGPO).
+
+    A format reward is an ordinary reward of its step. Groups that teach nothing are left out of the loss: those whose
+    returns are all equal, and those with an episode that was cut short or lost.
+
+    Args:
+        method: Which comparison, see `group_advantages`.
+        group_size: Episodes per group.
+        reward_scale: Rewards and the format reward are multiplied by this.
+        format_reward: Reward for a valid response.
+        norm: Whether to divide by the spread of the returns; not for RLOO.
+        gamma, step_coef: γ and ω of GiGPO.
+    """
+
+    method: Literal["grpo", "rloo", "gigpo"]
+    group_size: int
+    reward_scale: float
+    format_reward: float
+    norm: Norm
+    gamma: float
+    step_coef: float
+    needs_groups = True
+
+    @classmethod
+    def from_config(cls, args: GTRConfig, reward_scale: float) -> GroupRelative:
+        method: Any = args.advantage_estimator
+        norm: Any = args.group_norm
+        if norm == "published":
+            norm = "std" if method == "grpo" else "mean"
+        sizes = args.group_size, reward_scale, args.format_reward
+        return cls(method, *sizes, norm, args.gamma, args.step_advantage_coef)
+
+    def check(self, args: GTRConfig) -> None:
+        super().check(args)
+        _refuse(args, VALUE_FIELDS, f"is for a value head, but {self.method!r} trains none")
+        if self.method != "gigpo":
+            _refuse(args, ("step_advantage_coef",), f"is for 'gigpo', but the run uses {self.method!r}")
+        if self.method == "rloo":
+            _refuse(args, ("group_norm",), "is for 'grpo' and 'gigpo': 'rloo' never divides")
+
+    def __call__(self, rollout: Rollout, values: Values | None) -> Advantages:
+        steps = rollout.transitions
+        advantages, kept = torch.zeros(len(steps)), torch.zeros(len(steps), dtype=torch.bool)
+        metrics: dict[str, list[float]] = defaultdict(list)
+        for group in in_groups(steps, self.group_size):
+            episodes = [[steps[i] for i in episode] for episode in group]
+            whole = len(group) == self.group_size and all(_is_whole(episode) for episode in episodes)
+            metrics["groups/cut"].append(not whole)
+            if not whole:
+                continue
+            teaches = self.teaches(episodes)
+            metrics["groups/dead"].append(not teaches)
+            if teaches:
+                chosen = [i for episode in group for i in episode]
+                advantages[chosen] = torch.cat(self._compare(episodes)).float()
+                kept[chosen] = True
+        return Advantages(advantages, kept=kept, metrics=metrics)
+
+    def teaches(self, group: Sequence[Sequence[Transition]]) -> bool:
+        """Whether all episodes are whole and their returns differ."""
+        if not all(_is_whole(episode) for episode in group):
+            return False
+        returns = episode_returns(self._rewards(group))
+        return bool(returns.max() - returns.min() > EQUAL)
+
+    def _compare(self, group: Sequence[Sequence[Transition]]) -> list[Tensor]:
+        rewards = self._rewards(group)
+        if self.method == "grpo":
+            return grpo(rewards, self.norm)
+        if self.method == "rloo":
+            return rloo(rewards)
+        states = [[_state(step) for step in episode] for episode in group]
+        return gigpo(rewards, states, self.gamma, self.step_coef, self.norm)
+
+    def _rewards(self, group: Sequence[Sequence[Transition]]) -> list[Tensor]:
+        earned = [[step.reward + self.format_reward * step.legal for step in episode] for episode in group]
+        return [torch.tensor(rewards, dtype=torch.float64) * self.reward_scale for rewards in earned]
+
+
+def in_groups(steps: Sequence[Transition], group_size: int) -> list[list[list[int]]]:
+    """Indices of the steps by group and episode. Environments 0 to G - 1 play a group, the next G another."""
+    found: dict[tuple[int, int], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for i, step in enumerate(steps):
+        found[step.env_index // group_size, step.episode][step.env_index].append(i)
+    return [list(group.values()) for group in found.values()]
+
+
+def _is_whole(episode: Sequence[Transition]) -> bool:
+    last = episode[-1]
+    return (last.terminated or last.truncated) and not (last.final_info or {}).get("worker_lost", False)
+
+
+def _state(step: Transition) -> tuple[str, tuple[int, ...], bytes]:
+    """Equal for steps in which the agent saw the same: prompt and image."""
+    return step.prompt, step.image.shape, hashlib.blake2b(step.image.tobytes()).digest()
+
+
+def _refuse(args: GTRConfig, names: Sequence[str], reason: str) -> None:
+    """Raise if one of the settings is not its default."""
+    for name in names:
+        known = GTRConfig.__dataclass_fields__[name]
+        usual = known.default if known.default_factory is MISSING else known.default_factory()
+        if getattr(args, name) != usual:
+            raise ValueError(f"`{name}` {reason}: leave `{name}` out.")
+
+
 def choose_estimator(given: AdvantageEstimator | None, args: GTRConfig, task: Task) -> AdvantageEstimator:
-    """The given estimator, or GAE with these settings; validated."""
-    estimator = given or GAE.from_config(args, args.reward_scale or float(task.reward_scale))
+    """The given estimator, or the one that the settings name; validated."""
+    kind = GAE if args.advantage_estimator == "gae" else GroupRelative
+    estimator = given or kind.from_config(args, args.reward_scale or float(task.reward_scale))
     estimator.check(args)
-    if estimator.needs_groups:
-        raise ValueError(
-            f"{type(estimator).__name__} compares episodes that start in the same state, but the collector doesn't "
-            "play such groups. Use an estimator that doesn't need them, such as GAE."
-        )
     return estimator
 
 

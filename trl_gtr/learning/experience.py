@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from ..types import Rollout, Transition
 from .advantages import AdvantageEstimator, Values
 from .cloning import cloning_coefficient
 from .minibatches import learned_steps, stack
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -202,6 +205,11 @@ class ExperienceMaker:
     def __call__(self, rollout: Rollout, corrected: int, means: Means) -> Experience:
         """Experience from this process's rollout, in which the guide corrected `corrected` steps."""
         args, steps = self.args, rollout.transitions
+        if self.estimator.needs_groups and not self.processes.sum(len(rollout.episodes)):
+            raise ValueError(
+                f"No group of episodes ended within `rollout_timeout` ({args.rollout_deadline:g} s), so there is "
+                "nothing to compare. Raise it, or use a task with a lower step limit."
+            )
         self.scorer.choose_shape(steps)
         scores = self.scorer.score_all(steps)
         values = None if scores.value is None else self.scorer.values(rollout, scores.value)
@@ -232,8 +240,11 @@ class ExperienceMaker:
         own_envs = self.args.num_envs // self.processes.world_size
         first = self.processes.rank * own_envs
         flags = None if kept is None else kept.tolist()
-        own = learned_steps(steps, range(first, first + own_envs), self.args.rollout_steps, flags)
-        return stack(self.processes.gather(own))
+        planned = 0 if self.estimator.needs_groups else self.args.rollout_steps
+        learned = stack(self.processes.gather(learned_steps(steps, range(first, first + own_envs), planned, flags)))
+        if self.estimator.needs_groups and self.processes.rank == 0 and not learned.any():
+            logger.warning("No group has episodes with different returns, so the policy isn't trained in this update.")
+        return learned
 
     def _reference_logprobs(self, steps: Sequence[Transition], scores: Scores) -> Tensor:
         with self.reference() as network:

@@ -1,8 +1,8 @@
 """PPO losses over environment steps: pure tensor functions without model or trainer.
 
 B is the number of samples in a mini-batch. One sample is one *environment step*; its log-prob is the λ-weighted sum
-over the response's tokens. Losses are per sample, so that a micro-batch can be averaged over its whole mini-batch.
-Tensors are never broadcast: mixing (B,) and (B, 1) is an error.
+over the response's tokens, unless every token has its own ratio. Losses are per sample, so that a micro-batch can be
+averaged over its whole mini-batch. Tensors are never broadcast: mixing (B,) and (B, 1) is an error.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ..config import GTRConfig
 from ..policy.scores import Scores
 
 
@@ -22,7 +23,7 @@ class PolicyStats(NamedTuple):
     ratio: Tensor
     """π(a|o) / π_old(a|o), with its logarithm clamped."""
     clipped: Tensor
-    """bool: the ratio is outside 1 ± cliprange. Its mean is the clip fraction."""
+    """bool: the ratio is outside the clip range. Its mean is the clip fraction."""
     approx_kl: Tensor
     """k3 estimate of KL(π_old ‖ π), never negative."""
 
@@ -46,14 +47,53 @@ class ResponseRatio:
     """One ratio per response, from the λ-weighted sums of its token log-probs (GTR, RL4VLM).
 
     Args:
-        cliprange, dual_clip: See [`policy_loss`].
+        cliprange, dual_clip, cliprange_high: See [`policy_loss`].
     """
 
     cliprange: float
     dual_clip: float | None
+    cliprange_high: float | None = None
 
     def __call__(self, new: Scores, old: Scores, advantages: Tensor) -> tuple[Tensor, PolicyStats]:
-        return policy_loss(new.logprob, old.logprob, advantages, self.cliprange, self.dual_clip)
+        clip = self.cliprange, self.dual_clip, self.cliprange_high
+        return policy_loss(new.logprob, old.logprob, advantages, *clip)
+
+
+@dataclass(frozen=True)
+class TokenRatio:
+    """One ratio per token, each clipped on its own and with its step's advantage (GRPO, VL-DAC).
+
+    A response's loss is the weighted mean over its tokens: weight 1 for action tokens, `thought_coef` for thought
+    tokens. A response of weight 0 has no loss.
+
+    Args:
+        cliprange, dual_clip, cliprange_high: See [`policy_loss`].
+        thought_coef: λ, the weight of thought tokens.
+    """
+
+    cliprange: float
+    dual_clip: float | None
+    cliprange_high: float | None
+    thought_coef: float
+
+    def __call__(self, new: Scores, old: Scores, advantages: Tensor) -> tuple[Tensor, PolicyStats]:
+        # Selected by their own masks, because the two batches may be padded differently.
+        rows, places = new.mask.nonzero(as_tuple=True)
+        clip = self.cliprange, self.dual_clip, self.cliprange_high
+        now, then = new.token_logprobs[new.mask], old.token_logprobs[old.mask]
+        losses, stats = policy_loss(now, then, advantages[rows], *clip)
+        is_thought = places < new.action_start[rows]
+        weights = torch.where(is_thought, self.thought_coef, 1.0).to(losses.dtype)
+        total = losses.new_zeros(len(new)).index_add(0, rows, weights * losses)
+        weight = losses.new_zeros(len(new)).index_add(0, rows, weights)
+        return total / torch.where(weight > 0, weight, 1.0), stats
+
+
+def choose_objective(args: GTRConfig) -> PolicyObjective:
+    """The policy loss that the settings name."""
+    if args.ratio_level == "token":
+        return TokenRatio(args.cliprange, args.dual_clip, args.cliprange_high, args.thought_prob_coef)
+    return ResponseRatio(args.cliprange, args.dual_clip, args.cliprange_high)
 
 
 def policy_loss(
@@ -62,13 +102,14 @@ def policy_loss(
     advantages: Tensor,
     cliprange: float,
     dual_clip: float | None,
+    cliprange_high: float | None = None,
     log_ratio_clamp: float = 20.0,
 ) -> tuple[Tensor, PolicyStats]:
     """PPO's clipped surrogate, per sample.
 
-    `L = max(−Â·ratio, −Â·clip(ratio, 1 ± cliprange))`. A log-prob summed over 200 tokens leaves the trust region
-    quickly, and with a negative advantage the loss is unbounded. The dual clip (Ye et al., 2020) caps it at
-    `dual_clip · |Â|`, and the log-ratio is clamped before it is exponentiated.
+    `L = max(−Â·ratio, −Â·clip(ratio, 1 − cliprange, 1 + cliprange_high))`. A log-prob summed over 200 tokens leaves
+    the trust region quickly, and with a negative advantage the loss is unbounded. The dual clip (Ye et al., 2020) caps
+    it at `dual_clip · |Â|`, and the log-ratio is clamped before it is exponentiated.
 
     Args:
         logprob: (B,) under the policy in training, float32 or wider.
@@ -76,6 +117,7 @@ def policy_loss(
         advantages: (B,).
         cliprange: ε of the clip.
         dual_clip: cap for negative advantages, greater than 1; `None` turns it off.
+        cliprange_high: ε above 1, for clip-higher (DAPO, arXiv 2503.14476); `None`: `cliprange`.
         log_ratio_clamp: bound of |log ratio|.
 
     Returns:
@@ -85,15 +127,22 @@ def policy_loss(
     if dual_clip is not None and dual_clip <= 1:
         raise ValueError(f"`dual_clip` must be greater than 1 (or None to turn it off), got {dual_clip}.")
     ratio = _log_ratio(logprob, old_logprob, log_ratio_clamp).exp()
-    loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - cliprange, 1 + cliprange))
+    high = cliprange if cliprange_high is None else cliprange_high
+    loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - cliprange, 1 + high))
     if dual_clip is not None:
         capped = torch.minimum(loss, -advantages * dual_clip)
         loss = torch.where(advantages < 0, capped, loss)
-    return loss, policy_stats(logprob, old_logprob, cliprange, log_ratio_clamp)
+    return loss, policy_stats(logprob, old_logprob, cliprange, high, log_ratio_clamp)
 
 
 @torch.no_grad()
-def policy_stats(logprob: Tensor, old_logprob: Tensor, cliprange: float, log_ratio_clamp: float = 20.0) -> PolicyStats:
+def policy_stats(
+    logprob: Tensor,
+    old_logprob: Tensor,
+    cliprange: float,
+    cliprange_high: float | None = None,
+    log_ratio_clamp: float = 20.0,
+) -> PolicyStats:
     """Ratio, clip fraction and KL of a policy change, per sample.
 
     Works for any pair of log-probs, so that thought and action can be inspected separately.
@@ -102,13 +151,15 @@ def policy_stats(logprob: Tensor, old_logprob: Tensor, cliprange: float, log_rat
         logprob: (B,) under the policy in training.
         old_logprob: (B,) under the policy that acted.
         cliprange: ε of the clip.
+        cliprange_high: ε above 1; `None`: `cliprange`.
         log_ratio_clamp: bound of |log ratio|.
     """
     same_shape(logprob=logprob, old_logprob=old_logprob)
     ratio = _log_ratio(logprob, old_logprob, log_ratio_clamp).exp()
+    high = cliprange if cliprange_high is None else cliprange_high
     return PolicyStats(
         ratio=ratio,
-        clipped=(ratio - 1).abs() > cliprange,
+        clipped=(ratio - 1 > high) | (1 - ratio > cliprange),
         approx_kl=kl_k3(old_logprob, logprob, log_ratio_clamp),
     )
 

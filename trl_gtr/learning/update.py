@@ -210,7 +210,7 @@ class Updater:
             ("thought", scored.thought_logprob, old.thought_logprob),
             ("action", scored.action_logprob, old.action_logprob),
         ):
-            part_stats = policy_stats(now.detach(), then, self.args.cliprange)
+            part_stats = policy_stats(now.detach(), then, self.args.cliprange, self.args.cliprange_high)
             means.add(f"policy/clipfrac_{part}", part_stats.clipped)
             means.add(f"policy/approx_kl_{part}", part_stats.approx_kl)
             means.add(f"policy/ratio_{part}", part_stats.ratio)

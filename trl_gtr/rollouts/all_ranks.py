@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from accelerate import PartialState
 
@@ -15,6 +15,7 @@ from ..distributed.processes import Processes
 from ..tasks.base import Task
 from ..types import Rollout
 from .collector import RolloutCollector
+from .group_collector import Group, GroupCollector
 
 logger = logging.getLogger(__name__)
 
@@ -69,16 +70,24 @@ def collect_on_all_ranks(
     return collected
 
 
-def make_collector(task: Task, corrector: Corrector | None, args: GTRConfig) -> RolloutCollector:
-    """A collector of this process's share of the run's environments."""
+def make_collector(
+    task: Task, corrector: Corrector | None, args: GTRConfig, teaches: Callable[[Group], bool] | None = None
+) -> RolloutCollector:
+    """A collector of this process's share of the run's environments.
+
+    Args:
+        teaches: Whether a group has anything to learn from; given if episodes are played in groups.
+    """
     num_envs = args.num_envs // PartialState().num_processes
-    return RolloutCollector(
-        task,
-        corrector,
-        num_envs=num_envs,
-        first_index=PartialState().process_index * num_envs,
-        seed=args.seed,
-        invalid_action=args.invalid_action,
-        pickle_environments=args.pickle_environments,
-        exact_resume=not args.allow_changed_config,
-    )
+    options: dict[str, Any] = {
+        "num_envs": num_envs,
+        "first_index": PartialState().process_index * num_envs,
+        "seed": args.seed,
+        "invalid_action": args.invalid_action,
+        "pickle_environments": args.pickle_environments,
+        "exact_resume": not args.allow_changed_config,
+    }
+    if teaches is None:
+        return RolloutCollector(task, corrector, **options)
+    options |= {"group_size": args.group_size, "refills": args.refill_groups, "teaches": teaches}
+    return GroupCollector(task, corrector, **options)

@@ -25,7 +25,7 @@ from ..tasks.base import Task
 from ..types import Cancellation, CorrectionRequest, Generation, Response, Rollout, Transition
 from .clock import Clock
 from .pending_corrections import PendingCorrections
-from .playing import PlayingRules
+from .playing import Choice, PlayingRules
 from .vector_envs import make_vector_env, unpack_infos
 
 logger = logging.getLogger(__name__)
@@ -53,6 +53,9 @@ class RolloutCollector:
         exact_resume: Raise if an episode replayed by `load_state_dict` differs from the original. `False` only warns.
     """
 
+    whole_episodes = False
+    """Whether episodes always end within a rollout."""
+
     def __init__(
         self,
         task: Task,
@@ -66,8 +69,8 @@ class RolloutCollector:
         pickle_environments: bool = False,
         exact_resume: bool = True,
     ) -> None:
-        self.task, self.corrector, self.first_index = task, corrector, first_index
-        self.rules = PlayingRules(task, invalid_action)
+        self.task, self.corrector, self.first_index, self.seed = task, corrector, first_index, seed
+        self.rules = PlayingRules(task, invalid_action, self.whole_episodes)
         self.pickle_environments, self.exact_resume = pickle_environments, exact_resume
         self._rewound: dict[str, Any] | None = None
         self.envs = make_vector_env(self.rules, num_envs, pickle_environments)
@@ -76,14 +79,21 @@ class RolloutCollector:
         self._concurrency_advised = -1
         indices = range(first_index, first_index + num_envs)
         self.rngs = [np.random.default_rng([seed, index, 1]) for index in indices]
+        self.images: list[np.ndarray] = [_NO_IMAGE] * num_envs
+        self.infos: list[dict[str, Any]] = [{}] * num_envs
+        self.episodes: list[list[Transition]] = [[] for _ in range(num_envs)]
+        self.ended = [0] * num_envs
+        self._start()
+
+    def _start(self) -> None:
+        """Begin the first episodes."""
+        indices = range(self.first_index, self.first_index + self.envs.num_envs)
         env_seeds: list[int | None] = [
-            int(np.random.SeedSequence([seed, index]).generate_state(1)[0]) for index in indices
+            int(np.random.SeedSequence([self.seed, index]).generate_state(1)[0]) for index in indices
         ]
         observations, infos = self.envs.reset(seed=env_seeds)
         self.images = [np.array(image) for image in observations]
-        self.infos = unpack_infos(infos, num_envs)
-        self.episodes: list[list[Transition]] = [[] for _ in range(num_envs)]
-        self.ended = [0] * num_envs
+        self.infos = unpack_infos(infos, self.envs.num_envs)
 
     def collect(
         self,
@@ -139,11 +149,27 @@ class RolloutCollector:
                 generations = engine.generate(prompts, self.images)
                 responses = [self.task.format.parse(generation.text) for generation in generations]
             with clock("environment"):
-                pending.ask(self._requests(prompts, responses, pending.cancellation))
+                requests = self._requests(range(len(prompts)), prompts, responses, pending.cancellation)
+                pending.ask(requests, len(prompts))
                 played = self._play(step, prompts, generations, responses)
                 transitions += played
                 finished += self._close_episodes(played)
             progress.advance(len(played), **self._spending())
+        rollout = self._rollout(transitions, finished, pending, clock, correction_timeout, stopped, progress)
+        rollout.last_images, rollout.last_prompts = list(self.images), self._prompts()
+        return rollout
+
+    def _rollout(
+        self,
+        transitions: list[Transition],
+        finished: list[Sequence[Transition]],
+        pending: PendingCorrections,
+        clock: Clock,
+        correction_timeout: float,
+        stopped: Callable[[], bool],
+        progress: Progress,
+    ) -> Rollout:
+        """The steps joined with their corrections, without observations to bootstrap from."""
         with clock("wait_for_corrections"):
             pending.wait(correction_timeout, stopped, progress)
             corrections, stop_reason = pending.join()
@@ -156,8 +182,8 @@ class RolloutCollector:
         return Rollout(
             transitions,
             corrections,
-            last_images=list(self.images),
-            last_prompts=self._prompts(),
+            last_images=[],
+            last_prompts=[],
             episodes=finished,
             stop_reason=stop_reason,
             times=clock.seconds,
@@ -176,22 +202,22 @@ class RolloutCollector:
         return [self.task.prompt(image, info) for image, info in zip(self.images, self.infos, strict=True)]
 
     def _requests(
-        self, prompts: list[str], responses: list[Response], cancellation: Cancellation
+        self, envs: Sequence[int], prompts: list[str], responses: list[Response], cancellation: Cancellation
     ) -> dict[int, CorrectionRequest]:
-        """A request for every parsable thought of this vector step, by environment."""
+        """A request for every parsable thought of this vector step, by position among the played environments."""
         if self.corrector is None:
             return {}
         return {
-            i: CorrectionRequest(
+            place: CorrectionRequest(
                 image=self.images[i],
-                prompt=prompts[i],
+                prompt=prompts[place],
                 response=response,
                 public_state=self.task.public_state(self.infos[i]),
                 info=self.infos[i],
                 task=self.task,
                 cancellation=cancellation,
             )
-            for i, response in enumerate(responses)
+            for place, (i, response) in enumerate(zip(envs, responses, strict=True))
             if response.valid
         }
 
@@ -218,35 +244,60 @@ class RolloutCollector:
             ended = bool(terminated[i] or truncated[i])
             bootstrap = bool(truncated[i]) and not terminated[i] and (final_info or {}).get("bootstrap", True)
             played.append(
-                Transition(
-                    env_index=self.first_index + i,
+                self._record(
+                    i,
+                    generation,
+                    response,
+                    choice,
+                    (rewards[i], bool(terminated[i]), bool(truncated[i])),
                     step=step,
                     image=images[i],
                     prompt=prompts[i],
-                    response=response,
-                    response_ids=generation.ids,
-                    reward=self.rules.reward(rewards[i], choice.legal),
-                    terminated=bool(terminated[i]),
-                    truncated=bool(truncated[i]),
-                    bootstrap=bootstrap,
-                    legal=choice.legal,
                     info=infos[i],
+                    bootstrap=bootstrap,
                     final_info=final_info if ended else None,
                     final_image=np.array(final_image) if bootstrap else None,
                     final_prompt=self.task.prompt(final_image, final_info) if bootstrap else None,
-                    hit_length_limit=generation.hit_length_limit,
-                    episode=self.ended[i],
-                    episode_step=len(self.episodes[i]),
-                    substitute=choice.substitute,
                 )
             )
         return played
 
+    def _record(
+        self,
+        i: int,
+        generation: Generation,
+        response: Response,
+        choice: Choice,
+        outcome: tuple[float, bool, bool],
+        **fields: Any,
+    ) -> Transition:
+        """Environment i's step; `outcome` is the environment's reward, `terminated` and `truncated`."""
+        reward, terminated, truncated = outcome
+        return Transition(
+            env_index=self.first_index + i,
+            response=response,
+            response_ids=generation.ids,
+            reward=self.rules.reward(reward, choice.legal),
+            terminated=terminated,
+            truncated=truncated,
+            legal=choice.legal,
+            hit_length_limit=generation.hit_length_limit,
+            episode=self.ended[i],
+            episode_step=len(self.episodes[i]),
+            substitute=choice.substitute,
+            **fields,
+        )
+
+    @staticmethod
+    def _without_images(transition: Transition) -> Transition:
+        """Episodes are kept across rollouts, their images are not."""
+        return replace(transition, image=_NO_IMAGE, final_image=None)
+
     def _close_episodes(self, played: list[Transition]) -> list[Sequence[Transition]]:
         finished: list[Sequence[Transition]] = []
-        for i, transition in enumerate(played):
-            # Episodes are kept across rollouts, their images are not.
-            self.episodes[i].append(replace(transition, image=_NO_IMAGE, final_image=None))
+        for transition in played:
+            i = transition.env_index - self.first_index
+            self.episodes[i].append(self._without_images(transition))
             if transition.terminated or transition.truncated:
                 finished.append(self.episodes[i])
                 self.episodes[i] = []

@@ -32,22 +32,23 @@ class PendingCorrections:
         self.corrector, self.pool, self.num_envs = corrector, pool, num_envs
         self.cancellation = Cancellation()
         """To be put into every request."""
-        self._steps: list[tuple[Future[list[Correction]] | None, list[int]]] = []
+        self._steps: list[tuple[Future[list[Correction]] | None, list[int], int]] = []
         self._asked_at: list[float] = []
         self._out_of_time_at: float | None = None
 
-    def ask(self, requests: dict[int, CorrectionRequest]) -> None:
-        """Submit a vector step's requests, keyed by environment."""
+    def ask(self, requests: dict[int, CorrectionRequest], played: int) -> None:
+        """Submit a vector step's requests, keyed by position among the `played` environments."""
         if self.corrector is None or not requests:
-            self._steps.append((None, []))
+            self._steps.append((None, [], played))
             return
         self._asked_at += [time.perf_counter()] * len(requests)
-        self._steps.append((self.pool.submit(self.corrector.correct, list(requests.values())), list(requests)))
+        future = self.pool.submit(self.corrector.correct, list(requests.values()))
+        self._steps.append((future, list(requests), played))
 
     def wait(self, seconds: float, stopped: Callable[[], bool], progress: Progress) -> None:
         """Wait until every correction is in, time is up, or the run stops; late corrections are dropped."""
         end = time.monotonic() + seconds
-        missing = {future for future, _ in self._steps if future is not None}
+        missing = {future for future, *_ in self._steps if future is not None}
         progress.begin("corrections", len(missing), "step")
         while missing and not stopped() and time.monotonic() < end:
             done, missing = wait(missing, timeout=min(0.5, end - time.monotonic()))
@@ -65,15 +66,15 @@ class PendingCorrections:
         self.cancellation.cancel()
 
     def join(self) -> tuple[list[Correction | None], str | None]:
-        """One correction per environment and step, `None` where none was requested. Errors surface here.
+        """One correction per played environment and step, `None` where none was requested. Errors surface here.
 
         Answers that are still missing count as late. A spent budget is not an error: answers already paid for are
         kept, the rest count as failed, and the reason is returned.
         """
         corrections: list[Correction | None] = []
         stop_reason = None
-        for future, indices in self._steps:
-            row: list[Correction | None] = [None] * self.num_envs
+        for future, indices, played in self._steps:
+            row: list[Correction | None] = [None] * played
             if future is not None:
                 try:
                     answers = future.result() if future.done() else [failed("late", "not back in time")] * len(indices)

@@ -37,19 +37,20 @@ class PlayingRules:
         task: The task to play.
         invalid_action: What happens without a legal action. `"random"` plays a random legal action and adds the task's
             `illegal_reward`. `"penalty"` skips the step for a reward of -1.
+        whole_episodes: Training episodes always end too.
     """
 
-    def __init__(self, task: Task, invalid_action: str = "random") -> None:
+    def __init__(self, task: Task, invalid_action: str = "random", whole_episodes: bool = False) -> None:
         if invalid_action not in ("random", "penalty"):
             raise ValueError(f"`invalid_action` must be 'random' or 'penalty', not {invalid_action!r}.")
-        self.task, self.penalize = task, invalid_action == "penalty"
+        self.task, self.penalize, self.whole_episodes = task, invalid_action == "penalty", whole_episodes
 
     def make_env(self, *, evaluation: bool = False) -> gym.Env:
         """One environment. Evaluation episodes always end: at the game's own limit, or else at the default one."""
         env = self.task.make_env(evaluation=evaluation)
         if self.penalize:
             return SkippableStep(env)
-        return StepLimit(env) if evaluation else env
+        return StepLimit(env) if evaluation or self.whole_episodes else env
 
     def choose(
         self, response: Response, info: Mapping[str, Any], action_space: gym.Space, rng: np.random.Generator

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, SupportsFloat
 
@@ -151,6 +151,19 @@ class LocalVectorEnv(SyncVectorEnv):
         self._spare_env: Replayable | None = None
         self._test_restores = 0
         super().__init__([self._make_env] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    def reset_some(self, seeds: Mapping[int, int]) -> dict[int, tuple[Any, dict[str, Any]]]:
+        """Start an episode in some environments: seeds, and the results, by environment."""
+        return {i: copy.deepcopy(self.envs[i].reset(seed=seed)) for i, seed in seeds.items()}
+
+    def step_some(self, actions: Mapping[int, Any]) -> dict[int, tuple[Any, float, bool, bool, dict[str, Any]]]:
+        """Step some environments, without autoreset: actions, and the results, by environment."""
+        results = {}
+        for i, action in actions.items():
+            observation, reward, terminated, truncated, info = self.envs[i].step(action)
+            seen = copy.deepcopy((observation, info))  # some environments mutate what they returned
+            results[i] = seen[0], float(reward), bool(terminated), bool(truncated), seen[1]
+        return results
 
     def get_states(self) -> list[Any]:
         """The state of every environment mid-episode, as plain data unless pickled."""

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
@@ -265,6 +265,51 @@ class WorkerVectorEnv(VectorEnv):
             self._last[i] = observation, info
             infos = self._add_info(infos, info, i)
         return self._observations(), rewards, terminated, truncated, infos
+
+    def reset_some(self, seeds: Mapping[int, int]) -> dict[int, tuple[Any, dict[str, Any]]]:
+        """Start an episode in some environments: seeds, and the results, by environment. Lost workers are replaced."""
+        for i, seed in seeds.items():
+            if self.recycle_after is not None and self.workers[i].episodes >= self.recycle_after:
+                self.workers[i].stop(PATIENCE)
+                self._restart(i)
+            self.workers[i].send("reset", seed, None)
+        for i, seed in seeds.items():
+            try:
+                self._last[i] = self.workers[i].answer(self.start_timeout)
+            except WorkerLost:
+                self.workers[i].stop()
+                self._restart(i)
+                self.workers[i].send("reset", seed, None)
+                self._last[i] = self.workers[i].answer(self.start_timeout)
+            self.workers[i].episodes += 1
+        return {i: self._last[i] for i in seeds}
+
+    def step_some(self, actions: Mapping[int, Any]) -> dict[int, tuple[Any, float, bool, bool, dict[str, Any]]]:
+        """Step some environments, without autoreset: actions, and the results, by environment.
+
+        A lost worker is replaced, and its step truncated as in `step`.
+        """
+        for i, action in actions.items():
+            self.workers[i].send("step", action)
+        deadline = time.monotonic() + self.step_timeout
+        results = {}
+        for i in actions:
+            try:
+                observation, reward, terminated, truncated, info = self.workers[i].answer(
+                    max(0.0, deadline - time.monotonic())
+                )
+                self._failures[i] = 0
+            except WorkerLost as loss:
+                *_, (observation, info) = self._replace(i, loss)
+                reward, terminated, truncated = 0.0, False, True
+            self._last[i] = observation, info
+            results[i] = observation, float(reward), bool(terminated), bool(truncated), info
+        return results
+
+    def _restart(self, i: int) -> None:
+        """A new worker whose environment has not been reset."""
+        self.workers[i] = Worker(self._make_env)
+        self.workers[i].answer(self.start_timeout)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call method `name` of every environment, or get the attribute."""

@@ -1,0 +1,73 @@
+"""Published settings of each method: `GTRConfig.grpo()`, `GTRConfig.vl_dac()` and so on.
+
+Values are those of the cited source unless a comment says otherwise; what isn't listed is `GTRConfig`'s default. Group
+methods and VL-DAC come without guidance: add it with `thought_cloning_coef=1.0` and a corrector.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_VERL_AGENT: dict[str, Any] = {
+    "group_size": 8,
+    "num_envs": 128,  # 16 groups
+    "rollout_steps": 8,  # EZPoints' step limit there
+    "mini_batch_size": 128,
+    "learning_rate": 1e-6,
+    "lr_scheduler_type": "constant",
+    "num_ppo_epochs": 1,
+    "ratio_level": "token",
+    "thought_prob_coef": 1.0,
+    "cliprange": 0.2,
+    "max_grad_norm": 1.0,
+    "kl_coef": 0.01,
+    "temperature": 1.0,
+    "max_completion_length": 512,
+    "format_reward": 0.0,  # there a penalty of 0.1 for an invalid action; here the task's own penalty
+    "thought_cloning_coef": 0.0,
+}
+"""verl-agent's script for GiGPO on EZPoints (github.com/vanzll/verl-agent: examples/gigpo_trainer/run_ezpoints.sh),
+used for all group methods. The script leaves out schedule, epochs, clip range, gradient clipping and temperature."""
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # arXiv 2503.08525
+    "gtr": {
+        "mini_batch_size": 128,
+        "lr_scheduler_type": "cosine_with_min_lr",
+        "lr_scheduler_kwargs": {"min_lr": 1e-9},
+        "num_ppo_epochs": 4,
+        "max_grad_norm": 0.01,
+        "value_gradient_to_trunk": True,
+        "value_learning_rate": None,
+    },
+    # arXiv 2405.10292: PPO without corrector or format reward. Use it with a task created with `cut=False`.
+    "rl4vlm": {"thought_cloning_coef": 0.0, "format_reward": 0.0},
+    # arXiv 2505.23678; github.com/corl-team/VL-DAC, configs/gymcards_qwen2vl.yaml. Its entropy bonus of 0.01 has no
+    # counterpart here, and it doesn't say how long the value head is warmed up.
+    "vl_dac": {
+        "advantage_estimator": "gae",
+        "ratio_level": "token",
+        "thought_prob_coef": 1.0,
+        "cliprange": 0.1,
+        "gamma": 0.99,
+        "lam": 0.95,
+        "kl_coef": 0.04,
+        "temperature": 0.2,
+        "learning_rate": 1e-6,
+        "lr_scheduler_type": "cosine_with_min_lr",
+        "lr_scheduler_kwargs": {"min_lr": 1e-8},
+        "num_ppo_epochs": 4,
+        "max_grad_norm": 0.01,
+        "max_completion_length": 128,
+        "value_gradient_to_trunk": False,
+        "value_warmup_updates": 1,  # ours
+        "format_reward": 0.0,
+        "thought_cloning_coef": 0.0,
+    },
+    # arXiv 2402.03300
+    "grpo": {"advantage_estimator": "grpo", **_VERL_AGENT},
+    # arXiv 2402.14740
+    "rloo": {"advantage_estimator": "rloo", **_VERL_AGENT},
+    # arXiv 2505.10978
+    "gigpo": {"advantage_estimator": "gigpo", "gamma": 0.95, **_VERL_AGENT},
+}
