@@ -73,6 +73,11 @@ def test_games_that_pygame_draws_go_on_from_plain_data(name: str, monkeypatch: p
     check(lambda: AddRenderObservation(gym.make(name, render_mode="rgb_array")), steps=20)
 
 
+def test_a_gym_task_goes_on_from_plain_data() -> None:
+    pytest.importorskip("pygame")
+    check(PlayingRules(make_task("gym:FrozenLake-v1", actions=["left", "down", "right", "up"])).make_env)
+
+
 class Window(ColourEnv):
     """Can't be pickled once it has drawn something."""
 
