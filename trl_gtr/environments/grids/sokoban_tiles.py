@@ -32,15 +32,36 @@ SHOE: Colour = (40, 36, 40)
 _Draw = ImageDraw.ImageDraw
 
 
+_BARE = str.maketrans("$@*+", "  ..")
+
+
 def draw_room(lines: Sequence[str]) -> Picture:
     """The room's text as a picture of 300×300 pixels, the room in the middle."""
-    side = SIZE // max(len(lines), len(lines[0]))
-    top, left = (SIZE - side * len(lines)) // 2, (SIZE - side * len(lines[0])) // 2
+    bare = tuple(line.translate(_BARE) for line in lines)
+    picture = _bare_room(bare).copy()
+    for row, (line, empty) in enumerate(zip(lines, bare, strict=True)):
+        if line != empty:
+            for column, sign in enumerate(line):
+                if sign != empty[column]:
+                    _put(picture, lines, row, column)
+    return picture
+
+
+@lru_cache(maxsize=32)
+def _bare_room(lines: Sequence[str]) -> Picture:
+    """What never moves: drawn once for a whole episode."""
     picture = np.full((SIZE, SIZE, 3), NIGHT, np.uint8)
     for row, line in enumerate(lines):
-        for column, sign in enumerate(line):
-            put(picture, tile(sign, side), left + column * side, top + row * side)
-    return picture
+        for column in range(len(line)):
+            _put(picture, lines, row, column)
+    return read_only(picture)
+
+
+def _put(picture: Picture, lines: Sequence[str], row: int, column: int) -> None:
+    height, width = len(lines), len(lines[0])
+    side = SIZE // max(height, width)
+    left, top = (SIZE - side * width) // 2, (SIZE - side * height) // 2
+    put(picture, tile(lines[row][column], side), left + column * side, top + row * side)
 
 
 @lru_cache(maxsize=64)
