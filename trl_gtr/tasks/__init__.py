@@ -19,6 +19,7 @@ TASKS = {
     "number_line": ("number_line", "NumberLineTask"),
     "blackjack": ("blackjack", "BlackjackTask"),
     "alfworld": ("alfworld.task", "ALFWorldTask"),
+    "sokoban": ("grids.sokoban", "SokobanTask"),
 }
 
 
