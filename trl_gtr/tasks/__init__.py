@@ -20,6 +20,9 @@ TASKS = {
     "blackjack": ("blackjack", "BlackjackTask"),
     "alfworld": ("alfworld.task", "ALFWorldTask"),
     "sokoban": ("grids.sokoban", "SokobanTask"),
+    "frozen_lake": ("grids.frozen_lake", "FrozenLakeTask"),
+    "taxi": ("grids.taxi", "TaxiTask"),
+    "cliff_walking": ("grids.cliff_walking", "CliffWalkingTask"),
 }
 
 

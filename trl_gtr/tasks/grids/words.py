@@ -8,21 +8,22 @@ from typing import Any
 
 from ..choices import CHOSEN, NOT_CHOSEN, mentions, settle
 
-_POSITION = re.compile(r"[(\[]?\s*(?:row\s*)?(\d{1,3})\s*[,;/ ]\s*(?:col(?:umn)?\s*)?(\d{1,3})\s*[)\]]?", re.IGNORECASE)
-# Words for the moves of all grid worlds. A bare "right" is often no direction ("the right move"); so it needs a verb,
-# a quote, a comma or the end of the clause.
+_POSITION = re.compile(
+    r"[(\[]?\s*(?:row\s*)?(\d{1,3})\s*[,;/ ]\s*(?:col(?:umn)?\s*)?(\d{1,3})\s*[)\]]?", re.IGNORECASE
+)
+# Words for the moves of all grid worlds. "The right move", "two are left" and "left of the box" are not moves.
 _MOVES = re.compile(
     r"""\b(?:(?P<up>up(?:wards?)?|north(?:wards?)?)|(?P<down>down(?:wards?)?|south(?:wards?)?)
-    |(?P<left>left|west(?:wards?)?)
-    |(?P<right>(?<!the\ )right(?!\ (?:move|action|choice|way|thing|now|box|target|order|next))|east(?:wards?)?)
+    |(?P<left>(?<!(?<!to\ )the\ )(?<!\bis\ )(?<!\bare\ )left(?!\ of\b)|west(?:wards?)?)
+    |(?P<right>(?<!(?<!to\ )the\ )(?<!\bis\ )(?<!\bare\ )right(?!\ (?:of|now|next)\b)|east(?:wards?)?)
     |(?P<pickup>pick(?:ing)?(?:\ (?:the\ passenger|them|him|her|it))?\ ?up)
     |(?P<dropoff>drop(?:ping)?(?:\ (?:the\ passenger|them|him|her|it))?\ ?off))\b""",
     re.IGNORECASE | re.VERBOSE,
 )
 _NOT_CHOSEN = re.compile(NOT_CHOSEN, re.IGNORECASE | re.VERBOSE)
 _CHOSEN = re.compile(
-    rf"{CHOSEN}|\b(?:I|we)(?:['’]ll)?\ (?:(?:will|must|should|now|first|have\ to|need\ to)\ )*(?:go|move|walk|push|drive"
-    r"|step)\ (?:\w+\ ){0,3}$",
+    rf"{CHOSEN}|\b(?:I|we)(?:['’]ll)?\ (?:(?:will|must|should|now|first|have\ to|need\ to)\ )*"
+    r"(?:go|move|walk|push|drive|step)\ (?:\w+\ ){0,3}$",
     re.IGNORECASE | re.VERBOSE,
 )
 
