@@ -64,7 +64,7 @@ class FrozenLakeMapsEnv(FrozenLakeEnv):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
         super().reset(seed=seed)
-        if options is not None and set(options) != {"map"}:
+        if options and set(options) != {"map"}:
             raise ValueError(f"reset options must be a dict with only the key 'map', not {options!r}")
         if options:
             lines = _checked(options["map"])
