@@ -1,9 +1,9 @@
 """Any gymnasium environment as a task.
 
-    GymTask("FrozenLake-v1", goal="Reach the present.", actions=["left", "down", "right", "up"])
+    GymTask("FrozenLake-v1", goal="Reach the flag.", actions=["left", "down", "right", "up"])
 
-{"observation": "The elf stands in the top left corner, a hole is to its lower right.", "thoughts": "Going down is
-safe and leads towards the present.", "action": "down"}
+{"observation": "I stand in the top left corner, a hole is to my lower right.", "thoughts": "Going down is
+safe and leads towards the goal.", "action": "down"}
 """
 
 from __future__ import annotations

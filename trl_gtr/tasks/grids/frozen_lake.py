@@ -1,7 +1,7 @@
-"""The FrozenLake task: find elf, present and holes in the picture, then walk around the holes.
+"""The FrozenLake task: find yourself, the goal and the holes in the picture, then walk around the holes.
 
-{"player": "1,1", "goal": "4,4", "holes": ["2,2", "2,4", "3,4", "4,1"], "thoughts": "The way to 4,4 is down, so I go
-down.", "action": "down"}
+{"player": "1,1", "goal": "4,4", "holes": ["2,2", "2,4", "3,4", "4,1"], "thoughts": "From 1,1 the
+shortest way to 4,4 starts down, so I go down.", "action": "down"}
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from .words import read_position, write_position, write_positions
 ENV_ID = "trl_gtr/FrozenLake-v0"
 
 PROMPT = """\
-You are an elf on a frozen lake. The picture shows you, the ice, holes in it and a present.
-Goal: reach the present without falling into a hole.{slippery}
+You are crossing a frozen lake. The picture shows you, the ice, holes in it (dark squares) and the goal.
+Goal: reach the goal without falling into a hole.{slippery}
 Positions are "row,column", counted from 1 in the upper left corner.
 Allowed actions: {{moves}}
 {{instructions}}"""
 SLIPPERY = " The ice is slippery: a move goes to its left or to its right as often as straight on."
 
 RUBRIC = Rubric(
-    role="You judge one step of an agent that crosses a frozen lake to reach a present.",
+    role="You judge one step of an agent that crosses a frozen lake.",
     questions={
-        "positions": "At which row and column are the elf, the present and each hole, and did the agent read all of "
+        "positions": "At which row and column are the agent, the goal and each hole, and did the agent read all of "
         "them right?",
-        "way": "Which squares does a shortest safe way to the present cross?",
+        "way": "Which squares does a shortest safe way to the goal cross?",
         "move": "Does the agent's move follow such a way?",
     },
     advice="Rows and columns are counted from 1 in the upper left corner. A hole ends the game. If the agent was told "
-    "that the ice is slippery, a move that can't slip into a hole may be better than one straight to the present.",
+    "that the ice is slippery, a move that can't slip into a hole may be better than one straight to the goal.",
 )
 
 
@@ -59,7 +59,7 @@ class FrozenLakeTask(GridTask):
     moves = FrozenLakeMapsEnv.actions
     fields = (
         Field("player", "text", 'your position, e.g. "2,3"'),
-        Field("goal", "text", "the position of the present"),
+        Field("goal", "text", "the position of the goal"),
         Field("holes", "list", "the position of every hole"),
     )
 
@@ -96,7 +96,7 @@ class FrozenLakeTask(GridTask):
         return f"From {reading['player']} the {kind} way to {reading['goal']} starts {move}, so I go {move}."
 
     def believed_info(self, fields: Mapping[str, Any], public_state: Mapping[str, Any]) -> dict[str, Any]:
-        """The map if elf, present and holes are where the thought sees them."""
+        """The map if player, goal and holes are where the thought sees them."""
         size = self.env_kwargs.get("map") or ["F" * self.env_kwargs.get("size", 4)] * self.env_kwargs.get("size", 4)
         rows, columns = len(size), len(size[0])
         player, goal = read_position(fields.get("player")), read_position(fields.get("goal"))
@@ -105,7 +105,7 @@ class FrozenLakeTask(GridTask):
         if any(each is None or not (1 <= each[0] <= rows and 1 <= each[1] <= columns) for each in places):
             raise ValueError(f"positions are row,column from 1,1 to {rows},{columns}")
         if player == goal or player in holes or goal in holes:
-            raise ValueError("elf, present and holes are on different squares")
+            raise ValueError("player, goal and holes are on different squares")
         signs = {player: "S", goal: "G", **dict.fromkeys(holes, "H")}
         lines = [
             "".join(signs.get((row, column), "F") for column in range(1, columns + 1)) for row in range(1, rows + 1)
