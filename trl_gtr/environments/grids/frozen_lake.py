@@ -60,6 +60,7 @@ class FrozenLakeMapsEnv(FrozenLakeEnv):
         self.size, self.frozen, self.is_slippery = size, frozen, is_slippery
         self.map = None if map is None else _checked(map)
         first = self.map or ["S" + "F" * (size - 1), *["F" * size] * (size - 2), "F" * (size - 1) + "G"]
+        self._lines = first
         super().__init__(render_mode=render_mode, desc=first, is_slippery=is_slippery)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
@@ -72,6 +73,7 @@ class FrozenLakeMapsEnv(FrozenLakeEnv):
             lines = self.map or generate_random_map(self.size, self.frozen, seed=int(self.np_random.integers(2**31)))
         if (len(lines), len(lines[0])) != (self.nrow, self.ncol):
             raise ValueError(f"the map must have {self.nrow} rows and {self.ncol} columns, not {lines!r}")
+        self._lines = lines
         laid = FrozenLakeEnv(desc=lines, is_slippery=self.is_slippery)  # the map's transitions
         self.desc, self.P, self.initial_state_distrib = laid.desc, laid.P, laid.initial_state_distrib
         observation, info = super().reset()
@@ -82,7 +84,7 @@ class FrozenLakeMapsEnv(FrozenLakeEnv):
         return observation, float(reward), terminated, truncated, self._with_map(info)
 
     def _with_map(self, info: dict[str, Any]) -> dict[str, Any]:
-        return {**info, "map": ["".join(letter.decode() for letter in row) for row in self.desc]}
+        return {**info, "map": list(self._lines)}
 
 
 def _checked(lines: Any) -> list[str]:
