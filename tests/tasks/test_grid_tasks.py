@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 from rollout_cases import transition
 
 from trl_gtr.correctors import ExpertCorrector
@@ -245,3 +246,11 @@ def test_positions(text: Any, position: tuple[int, int] | None) -> None:
 def test_lists_are_not_positions() -> None:
     assert not same_reading("2,3", ["2,3"])
     assert not same_reading(["2,3"], "2,3")
+
+
+@given(st.text(alphabet="leftrighupdown ,.;I so'not0123()", max_size=60))
+def test_no_text_is_too_odd(text: str) -> None:
+    assert named_move(text) in {None, "up", "down", "left", "right", "pickup", "dropoff"}
+    position = read_position(text)
+    assert position is None or min(position) >= 0
+    assert not same_reading([text, text], ["1,1"])
