@@ -199,7 +199,7 @@ def test_impossible_beliefs(name: str, changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "difficulty"),
-    [("sokoban", "1 boxes"), ("frozen_lake", "distance 03"), ("taxi", "other side"), ("cliff_walking", "dry")],
+    [("sokoban", "1 box"), ("frozen_lake", "distance 03"), ("taxi", "other side"), ("cliff_walking", "dry")],
 )
 def test_difficulty(name: str, difficulty: str) -> None:
     assert make_task(name).difficulty(INFOS[name]) == difficulty

@@ -133,8 +133,8 @@ def test_dead_squares_are_corners_and_walls_without_a_target() -> None:
 def test_the_solver_is_exact(boxes: int) -> None:
     rng = np.random.default_rng(boxes)
     unsolvable = 0
-    for _ in range(25):
-        room = make_room(rng, 6, 5, boxes, (1, 6))
+    for _ in range(40):
+        room = make_room(rng, 6, 6, boxes, (2 * boxes, 12))
         for _ in range(4):  # wander, also into dead ends
             room = room.moved(int(rng.integers(4)))
         found, expected = solve(room), shortest(room.text())

@@ -94,7 +94,8 @@ class SokobanTask(GridTask):
         return f"I want to push the box at {_at(room, here)} to {_at(room, there)} from {behind}, so I go {move}."
 
     def difficulty(self, info: Mapping[str, Any]) -> str:
-        return f"{len(read_room(info['Room']).boxes)} boxes"
+        boxes = len(read_room(info["Room"]).boxes)
+        return f"{boxes} boxes" if boxes > 1 else "1 box"
 
 
 class DeadEndsEnd(gym.Wrapper):
