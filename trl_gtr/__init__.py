@@ -49,6 +49,7 @@ _EXPORTS = {
     "Task": "tasks",
     "Tool": "tasks",
     "make_task": "tasks",
+    "GymTask": "tasks.gym",
     "AuditedCorrector": "correctors",
     "BudgetExhausted": "correctors",
     "CacheMiss": "correctors",
@@ -107,6 +108,7 @@ if TYPE_CHECKING:  # "X as X" is how a typed package says that X is public
     from .runs.callbacks import ThoughtCollapseCallback as ThoughtCollapseCallback
     from .scripts.launch import train as train
     from .tasks import Rubric as Rubric, Task as Task, Tool as Tool, make_task as make_task
+    from .tasks.gym import GymTask as GymTask
     from .trainer import GTRTrainer as GTRTrainer
     from .types import (
         Correction as Correction,

@@ -1,4 +1,4 @@
-"""Steps a second of each card game, the share that goes into drawing, and the time of the dead-end test.
+"""Steps a second of each game, the share that goes into drawing, and the time of the dead-end test.
 
     python examples/benchmarks/environments.py [--steps 5000]
 
@@ -18,7 +18,10 @@ from rich.table import Table
 import trl_gtr.environments  # noqa: F401  (registers the games)
 from trl_gtr.environments.cards.arithmetic import next_tokens
 
-GAMES = ["Points24", "EZPoints", "NumberLine", "Blackjack"]
+GAMES = [
+    *(f"gym_cards/{name}-v0" for name in ("Points24", "EZPoints", "NumberLine", "Blackjack")),
+    "trl_gtr/Sokoban-v0",
+]
 
 
 def play(env: gym.Env, steps: int) -> float:
@@ -33,10 +36,10 @@ def play(env: gym.Env, steps: int) -> float:
 
 def measure_game(name: str, steps: int) -> tuple[float, float]:
     """(steps a second, share of the time spent drawing)."""
-    env = gym.make(f"gym_cards/{name}-v0")
+    env = gym.make(name)
     env.reset(seed=0)
     env.action_space.seed(0)
-    play(env, 500)  # draws the cards
+    play(env, 500)  # draws cards and tiles
     whole = play(env, steps)
     drawing = 0.0
     picture = env.unwrapped.picture
@@ -82,7 +85,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5000, help="steps a game")
     arguments = parser.parse_args()
 
-    table = Table(title="Card games, one core")
+    table = Table(title="Games, one core")
     for column in ("game", "steps/s", "drawing"):
         table.add_column(column, justify="left" if column == "game" else "right")
     for name in GAMES:

@@ -56,7 +56,7 @@ def check(make: Callable[[], gym.Env], steps: int = 25) -> None:
 
 
 @pytest.mark.parametrize("invalid_action", ["random", "penalty"])
-@pytest.mark.parametrize("name", ["points24", "ezpoints", "blackjack", "number_line"])
+@pytest.mark.parametrize("name", ["points24", "ezpoints", "blackjack", "number_line", "sokoban"])
 def test_the_games_go_on_from_plain_data(name: str, invalid_action: str) -> None:
     check(PlayingRules(make_task(name), invalid_action).make_env)
 
@@ -71,6 +71,17 @@ def test_games_that_pygame_draws_go_on_from_plain_data(name: str, monkeypatch: p
     pytest.importorskip("pygame")
     monkeypatch.setitem(os.environ, "SDL_VIDEODRIVER", "dummy")
     check(lambda: AddRenderObservation(gym.make(name, render_mode="rgb_array")), steps=20)
+
+
+@pytest.mark.parametrize("name", ["frozen_lake", "taxi", "cliff_walking"])
+def test_rendered_grids_go_on_from_plain_data(name: str) -> None:
+    pytest.importorskip("pygame")
+    check(PlayingRules(make_task(name)).make_env, steps=10)
+
+
+def test_a_gym_task_goes_on_from_plain_data() -> None:
+    pytest.importorskip("pygame")
+    check(PlayingRules(make_task("gym:FrozenLake-v1", actions=["left", "down", "right", "up"])).make_env)
 
 
 class Window(ColourEnv):

@@ -65,7 +65,15 @@ def test_a_list_of_words_is_a_list() -> None:
     assert options_in(words) == {"hide": ["look", "help"]}
 
 
-@pytest.mark.parametrize("task", TASKS)
+WITHOUT_A_TINY_MODEL = {"sokoban", "frozen_lake", "taxi", "cliff_walking"}
+
+
+@pytest.mark.parametrize("task", sorted(WITHOUT_A_TINY_MODEL))
+def test_a_task_without_an_embedded_model_has_no_settings(task: str) -> None:
+    assert settings.default_config(task) is None
+
+
+@pytest.mark.parametrize("task", [task for task in TASKS if task not in WITHOUT_A_TINY_MODEL])
 def test_every_task_has_settings_of_its_own(task: str) -> None:
     words = settings.with_defaults(["--seed", "1"], task)
     script, args, model_args, _ = parse(None, words)

@@ -1,4 +1,4 @@
-"""Tasks: everything textual around an environment. `make_task` creates one by name or `module:Class`."""
+"""Tasks: everything textual around an environment. `make_task` creates one by name, `gym:ID` or `module:Class`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from .base import Rubric, Task, Tool
@@ -18,11 +19,16 @@ TASKS = {
     "number_line": ("number_line", "NumberLineTask"),
     "blackjack": ("blackjack", "BlackjackTask"),
     "alfworld": ("alfworld.task", "ALFWorldTask"),
+    "sokoban": ("grids.sokoban", "SokobanTask"),
+    "frozen_lake": ("grids.frozen_lake", "FrozenLakeTask"),
+    "taxi": ("grids.taxi", "TaxiTask"),
+    "cliff_walking": ("grids.cliff_walking", "CliffWalkingTask"),
 }
 
 
 def make_task(name: str, **options: Any) -> Task:
-    """Create a task by name, or by `package.module:Class` (a class or factory function in your own code).
+    """Create a task by name, by `package.module:Class` (a class or factory function in your own code), or by `gym:ID`
+    for any gymnasium environment (`GymTask`).
 
     The options are the parameters of that class or function; `task_options` lists them. Options of the built-in tasks:
 
@@ -55,7 +61,8 @@ def task_options(name: str) -> dict[str, inspect.Parameter]:
 
 def task_options_help(name: str) -> dict[str, str]:
     """The descriptions of a task's options, from the `Args:` section of its class's or factory's docstring."""
-    text = inspect.getdoc(_factory(name)) or ""
+    factory = _factory(name)
+    text = inspect.getdoc(factory.func if isinstance(factory, partial) else factory) or ""
     args = text.partition("Args:\n")[2].split("\n\n")[0]
     found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", args, re.MULTILINE)
     return {key: " ".join(described.split()) for key, described in found}
@@ -63,6 +70,8 @@ def task_options_help(name: str) -> dict[str, str]:
 
 def _factory(name: str) -> Callable[..., Task]:
     module, colon, attribute = name.partition(":")
+    if module == "gym" and colon:
+        return partial(importlib.import_module(".gym", __name__).GymTask, attribute)
     if colon:
         return _own_factory(module, attribute)
     if name not in TASKS:
@@ -70,7 +79,7 @@ def _factory(name: str) -> Callable[..., Task]:
         raise ValueError(
             f"There is no task {name!r}"
             + (f"; did you mean {near[0]!r}?" if near else ".")
-            + f" Tasks: {', '.join(TASKS)}, or `module:Class` for your own."
+            + f" Tasks: {', '.join(TASKS)}, `gym:ID` for any gymnasium environment, or `module:Class` for your own."
         )
     module, attribute = TASKS[name]
     return getattr(importlib.import_module(f".{module}", __name__), attribute)

@@ -1,0 +1,1 @@
+"""Tasks around grid worlds: read positions from the picture, then move."""
