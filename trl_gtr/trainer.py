@@ -128,8 +128,9 @@ class GTRTrainer(PPOBridge):
         parts = self.estimator, self.guide, self.processes, self.reference_network
         self.make_experience = ExperienceMaker(args, scorer, *parts)
         objective, buffer = choose_objective(args), self.guide.buffer
-        parts = self.accelerator, self.processes, scorer, self.optimizer, objective, buffer, self.progress
-        self.updater = Updater(args, *parts)
+        self.updater = Updater(
+            args, self.accelerator, self.processes, scorer, self.optimizer, objective, buffer, self.progress
+        )
         self.engine: Engine = TransformersEngine(self.policy, self.model, accelerator=self.accelerator)
         self.signals, self.counters = StopSignals(), RunCounters()
         self._last_loss = math.nan
