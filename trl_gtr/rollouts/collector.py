@@ -183,9 +183,7 @@ class RolloutCollector:
                 transitions += played
                 finished += self._close_episodes(played)
             progress.advance(len(played), **self._spending())
-        rollout = self._rollout(transitions, finished, pending, clock, correction_timeout, stopped, progress)
-        rollout.last_images, rollout.last_prompts = list(self.images), self._prompts(range(self.num_envs))
-        return rollout
+        return self._rollout(transitions, finished, pending, clock, correction_timeout, stopped, progress)
 
     def _rollout(
         self,
@@ -197,7 +195,7 @@ class RolloutCollector:
         stopped: Callable[[], bool],
         progress: Progress,
     ) -> Rollout:
-        """The steps joined with their corrections, without observations to bootstrap from."""
+        """The steps joined with their corrections and with the observations to bootstrap from."""
         with clock("wait_for_corrections"):
             pending.wait(correction_timeout, stopped, progress)
             corrections, stop_reason = pending.join()
@@ -210,8 +208,8 @@ class RolloutCollector:
         return Rollout(
             transitions,
             corrections,
-            last_images=[],
-            last_prompts=[],
+            last_images=[] if self.whole_episodes else list(self.images),
+            last_prompts=[] if self.whole_episodes else self._prompts(range(self.num_envs)),
             episodes=finished,
             stop_reason=stop_reason,
             times=clock.seconds,
