@@ -2,9 +2,9 @@
 
     python examples/benchmarks/overlap.py
 
-Both collectors play the same task with the embedded model, in turn, in one process. Every environment step waits for as
-long as a simulator would take, without using the CPU. In this process the environments of a half wait one after another;
-with `--workers` they are in processes of their own and wait at the same time. Of `--rounds` rollouts the median counts,
+Both collectors play the same task with the embedded model, in turn, in one process. Every environment step waits for
+as long as a simulator would take, without using the CPU. In this process, environments wait one after another; with
+`--workers` each has a process of its own, and they wait at the same time. Of `--rounds` rollouts the median counts,
 because machines are noisy. A ratio above 1 means that overlapping is faster.
 """
 
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--envs", type=int, nargs="+", default=[8, 32])
     parser.add_argument("--milliseconds", type=float, nargs="+", default=[0, 10, 30], help="each step waits this long")
     parser.add_argument("--workers", action="store_true", help="each environment in a process of its own")
-    parser.add_argument("--steps", type=int, default=4, help="vector steps in a rollout")
+    parser.add_argument("--steps", type=int, default=8, help="vector steps in a rollout")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args(argv)
     torch.manual_seed(0)
