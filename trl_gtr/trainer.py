@@ -163,12 +163,12 @@ class GTRTrainer(PPOBridge):
     # --- the algorithm ------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
-        """Collect, learn, repeat, for `num_updates` updates."""
+        """Collect, learn, repeat, until `total_env_steps` steps have been played."""
         started = time.perf_counter()
         self._begin(self.checkpointer.find(resume_from_checkpoint))
         try:
             with StopSignals() as self.signals, self.progress.shown():
-                while self.state.global_step < self.args.num_updates and not self.control.should_training_stop:
+                while self._goes_on:
                     clock, means, update = Clock(), Means(), self.state.global_step
                     rollout = self._collect()  # 1. act, while the corrector judges
                     corrected = self.guide.labels(rollout, update, means)  # 2. add the guide's labels to its buffer
@@ -193,8 +193,18 @@ class GTRTrainer(PPOBridge):
         return TrainOutput(self.state.global_step, self._last_loss, {"train_runtime": time.perf_counter() - started})
 
     def _why_hopeless(self) -> str | None:
-        goes_on = self.state.global_step < self.args.num_updates and not self.control.should_training_stop
-        return " ".join(self.hopeless.signs) if goes_on and self.hopeless.stops else None
+        return " ".join(self.hopeless.signs) if self._goes_on and self.hopeless.stops else None
+
+    @property
+    def _goes_on(self) -> bool:
+        return self.state.global_step < self.state.max_steps and not self.control.should_training_stop
+
+    def _expected_updates(self) -> int:
+        """Updates in the whole run. Rollouts of groups vary in size: expect further ones to be like those so far."""
+        done, steps = self.state.global_step, self.counters.env_steps
+        if not self.estimator.needs_groups or not steps:
+            return self.args.num_updates
+        return done + math.ceil(max(0, self.args.total_env_steps - steps) / steps * done)
 
     def _end(self) -> None:
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
@@ -207,8 +217,8 @@ class GTRTrainer(PPOBridge):
             self.checkpointer.load(checkpoint, self.load_checkpoint)
             self._load_rng_state(checkpoint)  # last: loading the rest may draw random numbers
         # After resuming, because a resumed run may be longer.
-        self.state.max_steps, self.state.num_train_epochs = args.num_updates, 1
-        self.state.compute_steps(args, args.num_updates)
+        self.state.max_steps, self.state.num_train_epochs = self._expected_updates(), 1
+        self.state.compute_steps(args, self.state.max_steps)
         self.model.train()
         self.engine.sync(self.trained.policy)
         self.control = self.callback_handler.on_train_begin(args, self.state, self.control)
@@ -243,11 +253,13 @@ class GTRTrainer(PPOBridge):
         """Update counters, log, and evaluate or save if the callbacks ask for it."""
         args, state = self.args, self.state
         learning_rate = self.lr_scheduler.get_last_lr()[0]
-        self.lr_scheduler.step()
         state.global_step += 1
         state.episode += int(self.processes.sum(len(rollout.episodes)))
-        state.epoch = state.global_step / args.num_updates
-        self.counters.env_steps += experience.env_steps
+        before, self.counters.env_steps = self.counters.env_steps, self.counters.env_steps + experience.env_steps
+        for _ in range(self._schedule_steps(before, self.counters.env_steps)):
+            self.lr_scheduler.step()
+        state.max_steps = self._expected_updates()
+        state.epoch = state.global_step / state.max_steps
         self.control = self.callback_handler.call_event(
             "on_step_end", args, state, self.control, rollout=rollout, experience=experience
         )
@@ -267,6 +279,13 @@ class GTRTrainer(PPOBridge):
         if self.control.should_save:
             self._save_checkpoint(self.model, trial=None)
             self.control = self.callback_handler.on_save(args, state, self.control)
+
+    def _schedule_steps(self, before: int, after: int) -> int:
+        """Steps of the learning-rate schedule in an update, which ends it at `total_env_steps` with groups too."""
+        if not self.estimator.needs_groups:
+            return 1
+        updates, total = self.args.num_updates, self.args.total_env_steps
+        return updates * min(after, total) // total - updates * min(before, total) // total
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the policy (or adapter) as an ordinary `from_pretrained` folder, plus value head and manifest."""

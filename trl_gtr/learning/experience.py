@@ -240,8 +240,7 @@ class ExperienceMaker:
         own_envs = self.args.num_envs // self.processes.world_size
         first = self.processes.rank * own_envs
         flags = None if kept is None else kept.tolist()
-        planned = 0 if self.estimator.needs_groups else self.args.rollout_steps
-        learned = stack(self.processes.gather(learned_steps(steps, range(first, first + own_envs), planned, flags)))
+        learned = stack(self.processes.gather(learned_steps(steps, range(first, first + own_envs), flags)))
         if self.estimator.needs_groups and self.processes.rank == 0 and not learned.any():
             logger.warning("No group has episodes with different returns, so the policy isn't trained in this update.")
         return learned

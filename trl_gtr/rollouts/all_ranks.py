@@ -90,4 +90,6 @@ def make_collector(
     if teaches is None:
         return RolloutCollector(task, corrector, **options)
     options |= {"group_size": args.group_size, "refills": args.refill_groups, "teaches": teaches}
-    return GroupCollector(task, corrector, **options)
+    collector = GroupCollector(task, corrector, **options)
+    collector.check_timeout(args.rollout_deadline)
+    return collector

@@ -8,6 +8,7 @@ place of groups that teach nothing, if asked.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from ..types import Generation, Response, Rollout, Transition
 from .clock import Clock
 from .collector import RolloutCollector
 from .pending_corrections import PendingCorrections
+from .playing import PlayingRules
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +69,27 @@ class GroupCollector(RolloutCollector):
                 "to a multiple of `group_size` times the number of processes."
             )
         self.active = [False] * self.envs.num_envs
-        self._begin_groups(range(self.envs.num_envs // self.group_size))
+        self._begin_groups(self._lanes)
+
+    @property
+    def _lanes(self) -> range:
+        return range(self.envs.num_envs // self.group_size)
+
+    def check_timeout(self, timeout: float) -> None:
+        """Raise if starting the environments alone takes longer than a rollout may."""
+        if timeout == math.inf:
+            return
+        seconds = []
+        for _ in range(2):  # the first may be slower, e.g. because it loads files
+            began = time.monotonic()
+            self._begin_groups(self._lanes)
+            seconds.append(time.monotonic() - began)
+            if seconds[-1] < timeout:
+                return
+        raise ValueError(
+            f"Starting the environments takes {min(seconds):.2g} s, longer than `rollout_timeout` ({timeout:g} s), so "
+            "no episode could end in time. Raise it."
+        )
 
     def _lane(self, lane: int) -> range:
         """The environments of a lane."""
@@ -80,13 +102,7 @@ class GroupCollector(RolloutCollector):
             self.images[i], self.infos[i] = np.array(observation), info
             self.episodes[i], self.active[i] = [], True
         for lane in lanes:
-            first, *others = ((self.images[i], self._prompt(i)) for i in self._lane(lane))
-            if not all(np.array_equal(first[0], image) and first[1] == prompt for image, prompt in others):
-                raise ValueError(
-                    f"The environments of task {self.task.name!r} start differently although they are reset with the "
-                    "same seed, so their episodes can't be compared. `reset(seed=…)` must decide everything: draw "
-                    "random numbers from `self.np_random` only. Or use advantage_estimator='gae'."
-                )
+            _check_same_start(self.task, [(self.images[i], self._prompt(i)) for i in self._lane(lane)])
 
     def _seed(self, lane: int) -> int:
         """Depends on the global index of the lane, and on how many groups it has played."""
@@ -110,7 +126,7 @@ class GroupCollector(RolloutCollector):
         clock = Clock()
         transitions: list[Transition] = []
         finished: list[Sequence[Transition]] = []
-        lanes = range(self.envs.num_envs // self.group_size)
+        lanes = self._lanes
         self.played, self.refills_left = [0] * self.envs.num_envs, [self.refills] * len(lanes)
         progress.begin("collect", self.envs.num_envs * (1 + self.refills), "episode")  # refills may not be needed
         with clock("environment"):
@@ -212,3 +228,27 @@ class GroupCollector(RolloutCollector):
         for rng, random in zip(self.rngs, state["random"], strict=True):
             rng.bit_generator.state = random
         self.ended, self._rewound = list(state["ended"]), None
+
+
+def check_restarts(task: Task, seed: int) -> None:
+    """Raise if two of the task's environments start differently although they are reset with the same seed."""
+    rules, starts = PlayingRules(task, whole_episodes=True), []
+    for _ in range(2):
+        env = rules.make_env()
+        try:
+            observation, info = env.reset(seed=seed)
+            starts.append((np.array(observation), task.prompt(observation, info)))
+        finally:
+            env.close()
+    _check_same_start(task, starts)
+
+
+def _check_same_start(task: Task, starts: Sequence[tuple[np.ndarray, str]]) -> None:
+    """Raise unless all these first images and prompts are the same."""
+    first, *others = starts
+    if not all(np.array_equal(first[0], image) and first[1] == prompt for image, prompt in others):
+        raise ValueError(
+            f"The environments of task {task.name!r} start differently although they are reset with the same seed, so "
+            "their episodes can't be compared. `reset(seed=…)` must decide everything: draw random numbers from "
+            "`self.np_random` only. Or use advantage_estimator='gae'."
+        )

@@ -90,7 +90,12 @@ class HopelessRunCallback(TrainerCallback):
         moved, self._weights = weights != self._weights, weights
         if not self._should_move(logs, update):
             return
-        if logs.get("optim/grad_norm") == 0:
+        if logs.get("groups/dead") == 1 and not logs.get("loss/cloning_coef"):
+            yield (
+                "In every group all episodes have the same return, so there is nothing to compare. Start from a model "
+                "that sometimes succeeds, or raise `group_size`, `temperature` or `refill_groups`."
+            )
+        elif logs.get("optim/grad_norm") == 0:
             yield (
                 "No gradient flows: every loss is 0. Rewards that never differ are the usual cause: look at `reward` "
                 "and `corrector/corrected` in the log."

@@ -25,9 +25,11 @@ from ..distributed.signals import StopSignals
 from ..evaluation.evaluate import count_episodes
 from ..evaluation.reports import EvaluationReport, read_evaluations, write_evaluations
 from ..evaluation.tables import report_table
+from ..learning.advantages import choose_estimator
 from ..policy.loading import load_policy, lora_target_modules
 from ..report import write_report
 from ..responses.safe_text import printable
+from ..rollouts.group_collector import check_restarts
 from ..runs import output_folder
 from ..runs.manifest import Manifest, find_checkpoint
 from ..runs.stopping import HopelessRun
@@ -45,6 +47,13 @@ logger = logging.getLogger(__name__)
 class ScriptArguments(TaskArguments):
     """Arguments of a run besides those of the trainer, model and corrector."""
 
+    preset: str | None = field(
+        default=None,
+        metadata={
+            "help": "Published settings of a method: gtr, rl4vlm, vl_dac, grpo, rloo or gigpo. The file and the "
+            "command line override them."
+        },
+    )
     eval_tasks: dict[str, Any] | str | None = field(
         default=None,
         metadata={
@@ -79,6 +88,7 @@ def train(argv: Sequence[str] | None = None, *, task: str | None = None) -> dict
         script, args, model_args, corrector_args = parse(argv=words)
         played, eval_tasks = make_tasks(script)
         args.output_dir = args.output_dir.replace("{task}", played.name)
+        check_method(args, played)
         check_output_dir(args, played)
         corrector = make_corrector(corrector_args) if args.thought_cloning_coef > 0 else None
         model, processor, peft_config = load_model(model_args, args.model_init_kwargs)
@@ -122,10 +132,17 @@ def make_tasks(script: ScriptArguments) -> tuple[Task, dict[str, Task]]:
     return task, evaluations
 
 
+def check_method(args: GTRConfig, task: Task) -> None:
+    """Check what the advantage estimator asks of the settings and the task, before loading a model."""
+    if choose_estimator(None, args, task).needs_groups:
+        check_restarts(task, args.seed)
+
+
 def report_rounding(args: GTRConfig) -> None:
     """Log it if the run is longer than requested, since it has only whole updates."""
     update = args.num_envs * args.rollout_steps
-    if args.total_env_steps % update and PartialState().is_main_process:
+    fixed = args.group_size == 1  # a group's episodes are as long as they are
+    if fixed and args.total_env_steps % update and PartialState().is_main_process:
         logger.warning(
             "total_env_steps = %d is rounded up to %d: %d updates of num_envs × rollout_steps = %d × %d steps.",
             args.total_env_steps,
