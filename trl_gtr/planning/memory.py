@@ -109,7 +109,7 @@ def _undivided(skeleton: Skeleton, work: Work, sharding: Sharding) -> tuple[list
     found = [
         *([Estimate("weights", size(skeleton.frozen), "bytes", "counted; frozen")] if skeleton.lora_targets else []),
         Estimate("adapters" if skeleton.lora_targets else "weights", size(policy), "bytes", "counted; trained"),
-        Estimate("value head", size(head), "bytes", "counted; trained, float32"),
+        *([Estimate("value head", size(head), "bytes", "counted; trained, float32")] if head else []),
         Estimate("Adam", adam, "bytes", how),
     ]
     if work.args.kl_coef > 0 and not skeleton.lora_targets:

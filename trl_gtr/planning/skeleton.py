@@ -60,8 +60,11 @@ class Skeleton:
         return 2 * text.num_hidden_layers * heads * head_dim * bytes_per_number
 
 
-def build_skeleton(model_args: ModelConfig, value_head_sizes: Sequence[int], detach_value: bool) -> Skeleton:
+def build_skeleton(model_args: ModelConfig, value_head_sizes: Sequence[int] | None, detach_value: bool) -> Skeleton:
     """Build what `load_model` and the trainer would, without weights.
+
+    Args:
+        value_head_sizes: `None` for no value head.
 
     Raises:
         ValueError: There is no such model, or its config is neither in a folder nor in the Hub's cache.
@@ -89,7 +92,9 @@ def build_skeleton(model_args: ModelConfig, value_head_sizes: Sequence[int], det
                 peft_config.target_modules = set(lora_target_modules(model))
             model = get_peft_model(model, peft_config)
             targets = model.targeted_module_names
-        value_head = ValueHead(config.get_text_config().hidden_size, value_head_sizes)
+        value_head = None
+        if value_head_sizes is not None:
+            value_head = ValueHead(config.get_text_config().hidden_size, value_head_sizes)
     return Skeleton(PolicyWithValue(model, value_head, detach_value), processor, config, targets)
 
 

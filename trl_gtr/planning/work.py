@@ -38,6 +38,10 @@ class Work:
     args: PlannedConfig
     clones: bool
     """Whether thoughts are cloned, from the first update on."""
+    values: bool = True
+    """Whether there is a value head, whose values close a rollout."""
+    longest_episode: int | None = None
+    """Steps, if whole episodes are played; `None` if a rollout has a fixed number of steps."""
 
     @property
     def joint(self) -> bool:
@@ -46,7 +50,7 @@ class Work:
 
     @property
     def steps(self) -> int:
-        """Environment steps per update."""
+        """Environment steps per update; with whole episodes, the expected number."""
         return self.args.num_envs * self.args.rollout_steps
 
     @property
@@ -69,8 +73,10 @@ class Work:
 
     @property
     def scored_samples(self) -> int:
-        """Forward passes without gradient per update: old log-probs, and values of the last states."""
-        return self.steps + self.args.num_envs
+        """Forward passes without gradient per update: old log-probs, those of the starting policy if they are needed,
+        and values of the last states."""
+        again = 2 if self.args.kl_coef > 0 else 1
+        return again * self.steps + (self.args.num_envs if self.values else 0)
 
     @property
     def mini_batch(self) -> int:
@@ -85,8 +91,16 @@ def update_section(work: Work, seen: Observations) -> list[Estimate]:
     trained = work.ppo_samples + work.cloned_samples
     cut = f"mini-batch / ({args.per_device_train_batch_size} × {args.processes} processes)"
     samples = f"{work.ppo_samples:,} samples of PPO and {work.cloned_samples:,} of cloning, with their prompts"
+    steps = [Estimate("environment steps", work.steps, "", "num_envs × rollout_steps")]
+    if work.longest_episode is not None:
+        rounds = 1 + args.refill_groups
+        most = f"num_envs × step limit ({work.longest_episode}){f' × {rounds}, with refills' if rounds > 1 else ''}"
+        steps = [
+            Estimate("environment steps", work.steps, "", "num_envs × rollout_steps, the expected episode length"),
+            Estimate("most steps", args.num_envs * work.longest_episode * rounds, "", most),
+        ]
     return [
-        Estimate("environment steps", work.steps, "", "num_envs × rollout_steps"),
+        *steps,
         Estimate("mini-batch", work.mini_batch, "", "setting; over all processes"),
         Estimate("accumulation steps", args.gradient_accumulation_steps, "", cut),
         Estimate("optimizer steps", work.optimizer_steps, "", "epochs × mini-batches, and cloning's own; at most"),

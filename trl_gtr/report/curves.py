@@ -82,6 +82,12 @@ CURVES = (
     ),
     Panel("Responses", {"response/valid": "valid format", "response/legal": "legal action"}, "of all steps", True),
     Panel("Response length", {"response/tokens": "tokens", "response/thought_tokens": "thought only"}),
+    Panel(
+        "Groups not learned from",
+        {"groups/dead": "all returns equal", "groups/cut": "cut short"},
+        "of the groups played",
+        share=True,
+    ),
     Panel("Policy loss", {"loss/policy": "clipped surrogate"}),
     Panel("Value loss", {"loss/value": "value loss"}),
     Panel("Cloning loss", {"loss/cloning": "cross-entropy on labels"}),
