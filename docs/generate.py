@@ -49,6 +49,18 @@ def unsupported_fields() -> str:
     return _table(("field", "instead"), [(f"`{name}`", instead) for name, instead in refused_fields().items()])
 
 
+def preset_values() -> str:
+    """One row per setting, one column per preset."""
+    from trl_gtr.distributed.presets import PRESETS
+
+    names = dict.fromkeys(name for preset in PRESETS.values() for name in preset)
+    rows = [
+        (f"`{name}`", *(f"`{preset[name]!r}`" if name in preset else "" for preset in PRESETS.values()))
+        for name in names
+    ]
+    return _table(("setting", *(f"`{name}`" for name in PRESETS)), rows)
+
+
 def members(path: str) -> str:
     """The public members of a base class. A method without a body is one that every subclass must define."""
     rows = []
@@ -78,6 +90,7 @@ def functions(paths: str) -> str:
 PARTS: dict[str, Callable[..., str]] = {
     "configuration": configuration_fields,
     "refused": unsupported_fields,
+    "presets": preset_values,
     "members": members,
     "docstring": docstring,
     "functions": functions,
