@@ -7,7 +7,7 @@ several tasks it also has a `"task"`, and one evaluation.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,10 @@ SAMPLED = {
 }
 """Table columns for metrics sampled in training."""
 
-COST = {"speed/steps_per_second": ("steps/s", np.mean), "memory/cpu_gb": ("peak GB", np.max)}
+COST: Mapping[str, tuple[str, Callable[[np.ndarray], float]]] = {
+    "speed/steps_per_second": ("steps/s", np.mean),
+    "memory/cpu_gb": ("peak GB", np.max),
+}
 """Table columns for what a run costs: their names, and how an update's values become one."""
 
 GUIDED = "_guided"
