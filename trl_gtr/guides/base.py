@@ -15,6 +15,7 @@ from ..distributed.processes import Processes
 from ..policy.scores import Scores
 from ..policy.scoring import VLMPolicy
 from ..tasks.base import Task
+from ..tasks.contract import Contract
 from ..types import Rollout, Transition
 from .buffer import CorrectionBuffer
 
@@ -35,7 +36,7 @@ class GuidedRun:
     called on all processes."""
 
 
-class Guide:
+class Guide(Contract):
     """Teaches thoughts. Override what your guide needs; the base class does nothing (PPO only).
 
     The trainer calls `check`, then `attach` once the model is loaded. Each update calls `labels`, `shaping` and
