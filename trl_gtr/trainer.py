@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel, TrainerCallback
-from transformers.trainer_callback import ProgressCallback
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import TrainOutput, set_seed
 
 from .config import GTRConfig
@@ -152,7 +152,7 @@ class GTRTrainer(PPOBridge):
     def _add_callbacks(self) -> None:
         args, handler = self.args, self.callback_handler
         if not args.disable_tqdm:
-            self.remove_callback(ProgressCallback)
+            self.remove_callback(DEFAULT_PROGRESS_CALLBACK)  # in a notebook, another than in a terminal
             self.add_callback(GTRProgressCallback)
         model, spans = self.trained.policy, self.policy.spans
         self.add_callback(self.hopeless)
