@@ -124,8 +124,7 @@ def parse_arguments(
     if value_of(words, "config") is None and default_config is not None:
         words = ["--config", str(default_config), *words]
     find_own_modules()
-    if "task_options" in parser.names:
-        task = task_of(words, parser.get_default("task"))
+    if "task_options" in parser.names and (task := task_of(words, parser.get_default("task"))):
         parser.task_options = options_of_task(task)
         check_names(words, {*parser.names, *task_options(task)})
         words = with_task_options(words, task, parser.names)
