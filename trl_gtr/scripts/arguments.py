@@ -143,8 +143,7 @@ def parse_arguments(
     if "preset" in parser.names:
         parser.set_defaults(**preset_of(words))
         parser.ignored = unused_settings(words)
-    if "task_options" in parser.names:
-        task = task_of(words, parser.get_default("task"))
+    if "task_options" in parser.names and (task := task_of(words, parser.get_default("task"))):
         parser.task_options = options_of_task(task)
         check_names(words, {*parser.names, *task_options(task)})
         words = with_task_options(words, task, parser.names)
