@@ -93,7 +93,7 @@ def recorded_run(folder, schedule, rollouts=None):
     # What is drawn must not depend on how many draw it.
     trainer.guide.buffer.sample = lambda n: [list(trainer.guide.buffer.samples())[-1]] * n
     recorded, play = [], trainer.collector.collect
-    own = range(trainer.collector.first_index, trainer.collector.first_index + trainer.collector.envs.num_envs)
+    own = range(trainer.collector.first_index, trainer.collector.first_index + trainer.collector.num_envs)
 
     def collect(*args, **kwargs):
         if rollouts is None:

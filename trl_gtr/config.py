@@ -116,6 +116,12 @@ class GTRConfig(PPOConfig):
         at_least=1,
         optional=True,
     )
+    overlap: bool = _field(
+        False,
+        "Generate for two halves of each process's environments in turn: while one half generates, the other half's "
+        "environments step and their images are processed, in the background. For slow environments (see "
+        "docs/scaling). Not with groups.",
+    )
     max_completion_length: int = _field(256, "Maximum number of new tokens per response. Paper: 256.", at_least=1)
     feature_cache_gb: float = _field(
         2.0,

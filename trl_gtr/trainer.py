@@ -243,7 +243,7 @@ class GTRTrainer(PPOBridge):
             collected = collect_on_all_ranks(play, self.processes, lambda: self.signals.received)
         self.stopper.stop_on_signal(step, collected.received, collected.faults, before)
         if self.is_world_process_zero() and not self.estimator.needs_groups:
-            collected.warn_of_late(planned=args.rollout_steps * self.collector.envs.num_envs)
+            collected.warn_of_late(planned=args.rollout_steps * self.collector.num_envs)
         return collected.rollout
 
     def _finish_update(

@@ -68,6 +68,10 @@ class TransformersEngine(Engine):
         with unwrap_model_for_generation(self.network, self.accelerator):
             yield
 
+    def prepare(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> None:
+        """Process and cache the images."""
+        self.policy.encoder.prepare(prompts, images)
+
     @torch.no_grad()
     def generate(self, prompts: Sequence[str], images: Sequence[np.ndarray], greedy: bool = False) -> list[Generation]:
         """Generate one response per prompt and image in one batch, using torch's global RNG unless `greedy`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,7 +154,8 @@ def _activations(work: Work, passes: Passes, checkpointing: bool) -> Estimate:
 
 def _kv_cache(skeleton: Skeleton, work: Work, seen: Observations) -> Estimate:
     args = work.args
-    rows = max(args.num_envs // args.processes, args.per_device_eval_batch_size)
+    acting = math.ceil(args.num_envs / args.processes / (2 if args.overlap else 1))
+    rows = max(acting, args.per_device_eval_batch_size)
     tokens = max(seen.prompt_tokens) + args.max_completion_length
     width = 2 if args.bf16 else next(skeleton.module.policy.parameters()).element_size()
     value = rows * tokens * skeleton.kv_bytes_per_token(width)

@@ -195,7 +195,8 @@ def _collecting_seconds(work: Work, seen: Observations, passes: Passes, skeleton
     args = work.args
     reading = args.num_envs / args.processes * passes.flops(1) / speed.flops
     token = size(list(skeleton.module.policy.parameters())) / speed.bandwidth
-    return args.num_updates * args.rollout_steps * (reading + max(seen.response_tokens) * token)
+    batches = 2 if args.overlap else 1
+    return args.num_updates * args.rollout_steps * (reading + batches * max(seen.response_tokens) * token)
 
 
 def _mean(values: Sequence[int]) -> float:

@@ -19,9 +19,9 @@ from ..correctors.base import Corrector
 from ..distributed.progress import Progress
 from ..engines.base import Engine
 from ..tasks.base import Task
-from ..types import Generation, Response, Rollout, Transition
+from ..types import Rollout, Transition
 from .clock import Clock
-from .collector import RolloutCollector
+from .collector import Answers, RolloutCollector
 from .pending_corrections import PendingCorrections
 from .playing import PlayingRules
 
@@ -63,17 +63,17 @@ class GroupCollector(RolloutCollector):
 
     def _start(self) -> None:
         """Begin a group in every lane, so that an environment that doesn't restart the same fails early."""
-        if self.envs.num_envs % self.group_size or self.first_index % self.group_size:
+        if self.num_envs % self.group_size or self.first_index % self.group_size:
             raise ValueError(
-                f"{self.envs.num_envs} environments can't be divided into groups of {self.group_size}: set `num_envs` "
+                f"{self.num_envs} environments can't be divided into groups of {self.group_size}: set `num_envs` "
                 "to a multiple of `group_size` times the number of processes."
             )
-        self.active = [False] * self.envs.num_envs
+        self.active = [False] * self.num_envs
         self._begin_groups(self._lanes)
 
     @property
     def _lanes(self) -> range:
-        return range(self.envs.num_envs // self.group_size)
+        return range(self.num_envs // self.group_size)
 
     def check_timeout(self, timeout: float) -> None:
         """Raise if starting the environments alone takes longer than a rollout may."""
@@ -98,20 +98,18 @@ class GroupCollector(RolloutCollector):
     def _begin_groups(self, lanes: Sequence[int]) -> None:
         """Reset the environments of these lanes, those of a lane with the same seed."""
         seeds = {i: self._seed(lane) for lane in lanes for i in self._lane(lane)}
-        for i, (observation, info) in self.envs.reset_some(seeds).items():
+        for i, (observation, info) in self.parts[0].envs.reset_some(seeds).items():
             self.images[i], self.infos[i] = np.array(observation), info
             self.episodes[i], self.active[i] = [], True
         for lane in lanes:
-            _check_same_start(self.task, [(self.images[i], self._prompt(i)) for i in self._lane(lane)])
+            envs = self._lane(lane)
+            _check_same_start(self.task, list(zip([self.images[i] for i in envs], self._prompts(envs), strict=True)))
 
     def _seed(self, lane: int) -> int:
         """Depends on the global index of the lane, and on how many groups it has played."""
         first = self._lane(lane)[0]
         index = (self.first_index + first) // self.group_size
         return int(np.random.SeedSequence([self.seed, index, self.ended[first], 2]).generate_state(1)[0])
-
-    def _prompt(self, i: int) -> str:
-        return self.task.prompt(self.images[i], self.infos[i])
 
     def _collect(
         self,
@@ -127,8 +125,8 @@ class GroupCollector(RolloutCollector):
         transitions: list[Transition] = []
         finished: list[Sequence[Transition]] = []
         lanes = self._lanes
-        self.played, self.refills_left = [0] * self.envs.num_envs, [self.refills] * len(lanes)
-        progress.begin("collect", self.envs.num_envs * (1 + self.refills), "episode")  # refills may not be needed
+        self.played, self.refills_left = [0] * self.num_envs, [self.refills] * len(lanes)
+        progress.begin("collect", self.num_envs * (1 + self.refills), "episode")  # refills may not be needed
         with clock("environment"):
             self._begin_groups(lanes)
         while any(self.active):
@@ -136,28 +134,25 @@ class GroupCollector(RolloutCollector):
                 break
             envs = [i for i, active in enumerate(self.active) if active]
             with clock("generate"):
-                prompts = [self._prompt(i) for i in envs]
-                generations = engine.generate(prompts, [self.images[i] for i in envs])
-                responses = [self.task.format.parse(generation.text) for generation in generations]
+                answers = self._respond(engine, envs)
             with clock("environment"):
-                pending.ask(self._requests(envs, prompts, responses, pending.cancellation), len(envs))
-                transitions += self._play_some(envs, prompts, generations, responses)
+                self._ask(pending, envs, answers)
+                transitions += self._play_some(envs, answers)
                 finished += (ended := self._close_groups())
             progress.advance(len(ended), **self._spending())
         self._cut(lanes)
         return self._rollout(transitions, finished, pending, clock, correction_timeout, stopped, progress)
 
-    def _play_some(
-        self, envs: list[int], prompts: list[str], generations: list[Generation], responses: list[Response]
-    ) -> list[Transition]:
+    def _play_some(self, envs: list[int], answers: Answers) -> list[Transition]:
         """Step some environments with their responses' actions."""
-        space = self.envs.single_action_space
+        vector_env = self.parts[0].envs
         chosen = [
-            self.rules.choose(r, self.infos[i], space, self.rngs[i]) for i, r in zip(envs, responses, strict=True)
+            self.rules.choose(response, self.infos[i], vector_env.single_action_space, self.rngs[i])
+            for i, response in zip(envs, answers.responses, strict=True)
         ]
-        results = self.envs.step_some({i: choice.action for i, choice in zip(envs, chosen, strict=True)})
+        results = vector_env.step_some({i: choice.action for i, choice in zip(envs, chosen, strict=True)})
         transitions = []
-        for i, prompt, generation, response, choice in zip(envs, prompts, generations, responses, chosen, strict=True):
+        for i, prompt, generation, response, choice in zip(envs, *answers, chosen, strict=True):
             observation, reward, terminated, truncated, info = results[i]
             transition = self._record(
                 i,
@@ -221,9 +216,9 @@ class GroupCollector(RolloutCollector):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
-        if len(state["ended"]) != self.envs.num_envs:
+        if len(state["ended"]) != self.num_envs:
             raise ValueError(
-                f"The checkpoint holds {len(state['ended'])} environments for this process, not {self.envs.num_envs}."
+                f"The checkpoint holds {len(state['ended'])} environments for this process, not {self.num_envs}."
             )
         for rng, random in zip(self.rngs, state["random"], strict=True):
             rng.bit_generator.state = random
