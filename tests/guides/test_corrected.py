@@ -114,8 +114,8 @@ def test_a_guide_that_does_nothing_is_complete():
     guide.check(TASK)
     assert (guide.corrector, guide.buffer) == (None, None)
     assert guide.labels(judged(RED), update=0, means=means) == 0
-    assert guide.shaping(judged(RED), None) is None
-    guide.after_update(torch.nn.Identity())
+    assert guide.shaping(judged(RED), None, Means()) is None
+    guide.after_update(torch.nn.Identity(), Means())
     guide.load_state_dict(guide.state_dict())
     assert guide.metrics() == {}
     assert means.reduce() == {}
