@@ -27,7 +27,7 @@ def policy():
 def attached(guide, policy, tmp_path, **settings):
     args = quiet_config(tmp_path, **settings)
     processes = SimpleNamespace(rank=0, world_size=1)
-    guide.attach(GuidedRun(args, TASK, policy, torch.nn.Identity(), processes, lambda steps, network: None))
+    guide.attach(GuidedRun(args, TASK, policy, torch.nn.Identity(), processes, lambda *_: None, lambda *_: None))
     return guide
 
 
