@@ -76,7 +76,7 @@ def test_a_task_without_an_embedded_model_has_no_settings(task: str) -> None:
 @pytest.mark.parametrize("task", [task for task in TASKS if task not in WITHOUT_A_TINY_MODEL])
 def test_every_task_has_settings_of_its_own(task: str) -> None:
     words = settings.with_defaults(["--seed", "1"], task)
-    script, args, model_args, _ = parse(None, words)
+    script, args, model_args, *_ = parse(None, words)
     assert (script.task, model_args.model_name_or_path) == (task, "tiny-alfworld" if task == "alfworld" else "tiny")
     assert args.output_dir.replace("{task}", task) == f"runs/{task}"
     assert settings.with_defaults(["--task", task], "points24") == [
