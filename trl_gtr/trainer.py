@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
+from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_utils import TrainOutput, set_seed
 
@@ -48,6 +48,7 @@ from .rollouts.all_ranks import collect_on_all_ranks, make_collector
 from .rollouts.clock import Clock
 from .runs.callbacks import GTRProgressCallback, logging_callbacks
 from .runs.checkpointer import GuideFiles, Part, RunCheckpointer, RunCounters
+from .runs.given import check_args, check_task_given
 from .runs.hopeless import HopelessRunCallback
 from .runs.manifest import describe_run
 from .runs.model_card import PAPER, TrainedAgent, write_model_card
@@ -97,10 +98,8 @@ class GTRTrainer(PPOBridge):
         guide: Guide | None = None,
         advantage_estimator: AdvantageEstimator | None = None,
     ) -> None:
-        args = _checked(args)
-        if task is None:
-            raise ValueError("GTRTrainer needs a `task`, e.g. task=make_task('points24').")
-        self.task, self.eval_task = Task.ensure(task), Task.ensure(eval_task or task)
+        args, task = check_args(args), check_task_given(task)
+        self.task, self.eval_task = task, Task.ensure(eval_task or task)
         self.guide = choose_guide(guide, corrector, args)
         self.guide.check(task)
         self.corrector = self.guide.corrector
@@ -370,18 +369,6 @@ class GTRTrainer(PPOBridge):
         if self.guide.buffer is None:
             raise ValueError("This run's guide provides no labels: train with a `corrector` to get corrections.")
         return corrections_dataset(self.guide.buffer, self.policy.processor)
-
-
-def _checked(args: GTRConfig | None) -> GTRConfig:
-    """The given settings, or the default ones; raises a helpful `TypeError` for anything else."""
-    if args is None or isinstance(args, GTRConfig):
-        return args or GTRConfig()
-    kind = type(args).__name__
-    if isinstance(args, Task):
-        raise TypeError(f"`args` is a {kind}: pass it as `task`, and as `args` a GTRConfig.")
-    if isinstance(args, TrainingArguments):
-        raise TypeError(f"`args` is a {kind}: write GTRConfig(...) instead. It has the same fields, and those of GTR.")
-    raise TypeError(f"`args` must be a GTRConfig, not {kind}: write args=GTRConfig(output_dir='runs/mine', ...).")
 
 
 def _make_policy(model: PreTrainedModel, processor: Any, args: GTRConfig) -> VLMPolicy:

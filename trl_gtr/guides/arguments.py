@@ -9,7 +9,7 @@ from ..config import GTRConfig
 from ..correctors.arguments import CorrectorArguments, make_corrector
 from .base import Guide
 from .corrected import choose_guide
-from .merged_teacher import MergedTeacher
+from .merged_teacher import MergedTeacher, Variant
 
 NAMES = ("corrector", "turbo_sft", "turbo_kl", "none")
 
@@ -49,6 +49,15 @@ class GuideArguments:
 
     _argument_group_name = "the guide"
 
+    @property
+    def variant(self) -> Variant | None:
+        """Of the merged teacher; `None` for another guide."""
+        return {"turbo_sft": "sft", "turbo_kl": "kl"}.get(self.guide)  # type: ignore[return-value]
+
+    @property
+    def asks_corrector(self) -> bool:
+        return self.guide == "corrector" or (self.variant is not None and self.turbo_with_corrector)
+
 
 def make_guide(arguments: GuideArguments, corrector_arguments: CorrectorArguments, args: GTRConfig) -> Guide:
     """Build the guide described by the arguments. Without cloning no corrector is asked: it would have nothing to do.
@@ -58,17 +67,16 @@ def make_guide(arguments: GuideArguments, corrector_arguments: CorrectorArgument
         corrector_arguments: The corrector, if the guide has one.
         args: The run's settings.
     """
-    name = arguments.guide
-    if name not in NAMES:
-        raise ValueError(f"guide must be one of {', '.join(NAMES)}, not {name!r}")
-    if name == "none":
+    if arguments.guide not in NAMES:
+        raise ValueError(f"guide must be one of {', '.join(NAMES)}, not {arguments.guide!r}")
+    if arguments.guide == "none":
         return Guide()
-    asks = args.thought_cloning_coef > 0 and (name == "corrector" or arguments.turbo_with_corrector)
+    asks = args.thought_cloning_coef > 0 and arguments.asks_corrector
     corrector = make_corrector(corrector_arguments) if asks else None
-    if name == "corrector":
+    if arguments.variant is None:
         return choose_guide(None, corrector, args)
     return MergedTeacher(
-        "sft" if name == "turbo_sft" else "kl",
+        arguments.variant,
         merge=arguments.merge,  # type: ignore[arg-type]
         weighting=arguments.weighting,  # type: ignore[arg-type]
         merge_every=arguments.merge_every,

@@ -17,6 +17,7 @@ from ..engines.base import Engine
 from ..policy.scores import Scores
 from ..policy.scoring import VLMPolicy
 from ..tasks.base import Task
+from ..tasks.contract import Contract
 from ..types import Rollout, Transition
 from .buffer import CorrectionBuffer
 
@@ -41,7 +42,7 @@ class GuidedRun:
     (0 for all)."""
 
 
-class Guide:
+class Guide(Contract):
     """Teaches thoughts. Override what your guide needs; the base class does nothing (PPO only).
 
     The trainer calls `check`, then `attach` once the model is loaded. Each update calls `labels`, `shaping` and

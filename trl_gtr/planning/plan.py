@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trl import ModelConfig
 
 from ..correctors.arguments import CorrectorArguments
+from ..guides.arguments import GuideArguments
 from ..policy.scoring import VLMPolicy
 from ..tasks import Task
 from .estimate import Estimate, key
@@ -43,6 +44,7 @@ def make_plan(
     available: float,
     where: str,
     sharding: Sharding | None = None,
+    guide_args: GuideArguments | None = None,
 ) -> Plan:
     """Plan a run.
 
@@ -51,6 +53,7 @@ def make_plan(
         available: Bytes of memory per process.
         where: Describes that memory.
         sharding: How DeepSpeed shards the run, if it does.
+        guide_args: Who teaches thoughts; by default the corrector.
     """
     skeleton = build_skeleton(model_args, args.value_head_sizes, detach_value=not args.value_gradient_to_trunk)
     policy = VLMPolicy(
@@ -61,7 +64,11 @@ def make_plan(
         max_completion_length=args.max_completion_length,
     )
     seen = observe(task, policy, skeleton.module.policy)
-    work = Work(args, clones=args.thought_cloning_coef > 0 and corrector_args.corrector != "none")
+    guide = guide_args or GuideArguments()
+    if not guide.asks_corrector:
+        corrector_args = replace(corrector_args, corrector="none")
+    teaches = corrector_args.corrector != "none" or guide.variant == "sft"
+    work = Work(args, clones=args.thought_cloning_coef > 0 and teaches, teacher=guide.variant)
     rows = args.per_device_train_batch_size
     longest, shortest = (
         trace(skeleton.module, policy, *seen.rows(rows), length, bool(args.bf16))

@@ -80,6 +80,7 @@ def main(argv: Sequence[str] | None = None, description: str | None = __doc__) -
             available=available,
             where=where,
             sharding=sharding,
+            guide_args=guide_args,
         )
     if plan_args.json:
         print(json.dumps(plan.to_json(), indent=1, ensure_ascii=False))
