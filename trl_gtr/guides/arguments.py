@@ -24,8 +24,8 @@ class GuideArguments:
 
     guide: str = _option(
         "corrector",
-        "Who teaches thoughts: corrector (--corrector), turbo_sft or turbo_kl (GTR-Turbo: the run's own past policies, "
-        "merged), none (PPO only).",
+        "Who teaches thoughts: corrector (--corrector), turbo_sft or turbo_kl (GTR-Turbo: a merge of the run's past "
+        "policies), none (PPO only).",
         choices=NAMES,
     )
     turbo_with_corrector: bool = _option(

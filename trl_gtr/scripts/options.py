@@ -68,7 +68,7 @@ def train_options() -> dict[str, Option]:
 
 
 def imported_options(arguments: Sequence[Any]) -> dict[str, Option]:
-    """The same from the imported classes (task, training, model, corrector, guide): slow to import, and with few groups."""
+    """The same from the imported classes (task, training, model, corrector, guide): slow, and with few groups."""
     groups = dict(zip(arguments, ("task", "training", "model", "corrector", "guide"), strict=True))
     return {
         each.name: Option(
