@@ -357,6 +357,7 @@ class GTRTrainer(PPOBridge):
             is_adapter=self.is_peft_model,
             task=self.task,
             corrector=None if self.corrector is None else self.corrector.identity,
+            guide=self.guide.description,
             args=self.args,
             log=self.state.log_history,
             paper=self._paper,

@@ -56,6 +56,11 @@ class Guide(Contract):
     engine: Engine | None = None
     """Generates with the guide's own model, if it has one that can play: it is evaluated along with the policy."""
 
+    @property
+    def description(self) -> str:
+        """What the model card says about it besides the corrector; empty for nothing."""
+        return ""
+
     def check(self, task: Task) -> None:
         """Raise a `ValueError` if the guide can't teach this task. Called before anything is loaded."""
 

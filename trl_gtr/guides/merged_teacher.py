@@ -87,6 +87,10 @@ class MergedTeacher(Guide):
         self._attached: _Attached | None = None
         self._updates = 0
 
+    @property
+    def description(self) -> str:
+        return f"GTR-Turbo ({self.variant}): a teacher merged from the run's past ({self.rule.merge})"
+
     def settings(self) -> dict[str, Any]:
         sampling = {"temperature": self.temperature, "top_k": self.top_k, "tries": self.tries}
         about = {"variant": self.variant, "merge_every": self.merge_every, "kl_beta": self.kl_beta}
