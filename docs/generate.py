@@ -43,6 +43,15 @@ def configuration_fields() -> str:
     return _table(("field", "default", "what it does"), rows)
 
 
+def arguments(path: str) -> str:
+    """Every option that a dataclass declares."""
+    rows = [
+        (f"`{field.name}`", f"`{field.default!r}`", field.metadata["help"])
+        for field in dataclasses.fields(_find(path))
+    ]
+    return _table(("option", "default", "what it does"), rows)
+
+
 def unsupported_fields() -> str:
     from trl_gtr.config import refused_fields
 
@@ -89,6 +98,7 @@ def functions(paths: str) -> str:
 
 PARTS: dict[str, Callable[..., str]] = {
     "configuration": configuration_fields,
+    "arguments": arguments,
     "refused": unsupported_fields,
     "presets": preset_values,
     "members": members,

@@ -8,11 +8,13 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import TrainOutput, set_seed
@@ -40,11 +42,12 @@ from .learning.update import Updater
 from .policy.adapters import check_start, ensure_named_base
 from .policy.loading import load_or_take
 from .policy.network import ValueHead
+from .policy.scores import Scores
 from .policy.scoring import VLMPolicy
 from .rollouts.all_ranks import collect_on_all_ranks, make_collector
 from .rollouts.clock import Clock
 from .runs.callbacks import GTRProgressCallback, logging_callbacks
-from .runs.checkpointer import Part, RunCheckpointer, RunCounters
+from .runs.checkpointer import GuideFiles, Part, RunCheckpointer, RunCounters
 from .runs.given import check_args, check_task_given
 from .runs.hopeless import HopelessRunCallback
 from .runs.manifest import describe_run
@@ -52,9 +55,9 @@ from .runs.model_card import PAPER, TrainedAgent, write_model_card
 from .runs.rollout_metrics import print_completions
 from .runs.stopping import RunStopper
 from .runs.update_metrics import update_metrics
-from .storage.state_files import TENSORS
+from .storage.state_files import LINKED_FILES, TENSORS
 from .tasks.base import Task
-from .types import Rollout
+from .types import Rollout, Transition
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +126,8 @@ class GTRTrainer(PPOBridge):
         self._add_callbacks()
         scorer = Scorer(args, self.policy, self.network, self.processes)
         model = self.trained.policy
-        self.guide.attach(GuidedRun(args, task, self.policy, model, self.processes, scorer.score_all))
+        score = partial(self._score_under, scorer)
+        self.guide.attach(GuidedRun(args, task, self.policy, model, self.processes, score, self._make_engine))
         parts = self.estimator, self.guide, self.processes, self.reference_network
         self.make_experience = ExperienceMaker(args, scorer, *parts)
         objective, buffer = choose_objective(args), self.guide.buffer
@@ -137,11 +141,20 @@ class GTRTrainer(PPOBridge):
         save = None if args.save_strategy == "no" else lambda: self._save_checkpoint(self.model, trial=None)
         self.stopper = RunStopper(self.processes, self.checkpointer, self.collector, save=save, end=self._end)
 
+    def _score_under(self, scorer: Scorer, steps: Sequence[Transition], network: nn.Module) -> Scores:
+        with self.accelerator.autocast():  # the trained network is wrapped in it, others aren't
+            return scorer.score_all(steps, network)
+
+    def _make_engine(self, model: nn.Module, temperature: float, top_k: int) -> Engine:
+        options = {"accelerator": self.accelerator, "temperature": temperature, "top_k": top_k}
+        return TransformersEngine(self.policy, model, **options)
+
     def _make_checkpointer(self) -> RunCheckpointer:
         """A checkpointer for all state that `Trainer` doesn't save itself."""
         adapter = self.trained.policy.active_peft_config.to_dict() if self.is_peft_model else {}
         parts = {
             "guide": Part(self.guide, TENSORS),
+            "guide_files": Part(GuideFiles(self.guide), LINKED_FILES, shared=True),
             "environments": Part(self.collector),
             "updater": Part(self.updater, TENSORS, shared=True),
             "counters": Part(self.counters),
@@ -170,14 +183,18 @@ class GTRTrainer(PPOBridge):
                 while self._goes_on:
                     clock, means, update = Clock(), Means(), self.state.global_step
                     rollout = self._collect()  # 1. act, while the corrector judges
-                    corrected = self.guide.labels(rollout, update, means)  # 2. add the guide's labels to its buffer
+                    with clock("guide"):
+                        corrected = self.guide.labels(
+                            rollout, update, means
+                        )  # 2. add the guide's labels to its buffer
                     self.progress.begin("score", 1, "rollout")
                     with clock("score"):
                         experience = self.make_experience(rollout, corrected, means)  # 3. log-probs, advantages
                     with clock("update"):
                         self.updater.update(experience, update, means)  # 4. learn
                     self.progress.end()
-                    self.guide.after_update(self.trained.policy)
+                    with clock("guide"):
+                        self.guide.after_update(self.trained.policy, means)
                     self.engine.sync(self.trained.policy)
                     self._finish_update(rollout, experience, means, rollout.times | clock.seconds)  # 5. log, save
                     if self.stopper.stop_if_spent(self.state.global_step, rollout.stop_reason):
@@ -314,21 +331,29 @@ class GTRTrainer(PPOBridge):
         evaluation is not logged.
         """
         args, task = self.args, Task.ensure(eval_task or self.eval_task)
-        with self.progress.shown(), self.engine.ready():
-            report, stopped = evaluate_on_all_ranks(
-                PolicyAgent(self.engine, greedy=args.eval_greedy),
+        played = count_episodes(task, episodes or args.eval_episodes)
+        report, stopped = self._play(self.engine, task, played)
+        if report.episodes and not stopped:
+            metrics = report.metrics(metric_key_prefix)
+            if self.guide.engine is not None:
+                taught, stopped = self._play(self.guide.engine, task, played)
+                metrics |= taught.metrics(f"{metric_key_prefix}_teacher") if taught.episodes and not stopped else {}
+            self.log(metrics)
+            self.control = self.callback_handler.on_evaluate(args, self.state, self.control, metrics)
+        return report
+
+    def _play(self, engine: Engine, task: Task, episodes: int) -> tuple[EvaluationReport, bool]:
+        """Evaluate on all processes; the report, and whether a signal has interrupted it."""
+        with self.progress.shown(), engine.ready():
+            return evaluate_on_all_ranks(
+                PolicyAgent(engine, greedy=self.args.eval_greedy),
                 task,
-                count_episodes(task, episodes or args.eval_episodes),
-                args,
+                episodes,
+                self.args,
                 self.processes,
                 received=lambda: self.signals.received,
                 progress=self.progress,
             )
-        if report.episodes and not stopped:
-            metrics = report.metrics(metric_key_prefix)
-            self.log(metrics)
-            self.control = self.callback_handler.on_evaluate(args, self.state, self.control, metrics)
-        return report
 
     def close(self) -> None:
         """Close the environments and the engine, including any worker processes."""
@@ -351,6 +376,7 @@ class GTRTrainer(PPOBridge):
             is_adapter=self.is_peft_model,
             task=self.task,
             corrector=None if self.corrector is None else self.corrector.identity,
+            guide=self.guide.description,
             args=self.args,
             log=self.state.log_history,
             paper=self._paper,

@@ -56,6 +56,15 @@ def test_interval_is_students() -> None:
     assert interval([0.5, 0.25]) == "0.500, 0.250"
 
 
+def test_arms_with_a_teacher_have_columns_that_others_leave_empty() -> None:
+    taught = run("turbo", 0, [0.5], 0.5)
+    taught["log"][0]["start_pool_teacher_success"], taught["log"][-1]["end_pool_teacher_success"] = 0.25, 0.625
+    header, _, ppo, turbo = comparison_markdown([RUNS[2], taught]).splitlines()
+    assert header.startswith("| arm | seeds | pool success | pool teacher success | pool true thoughts |")
+    assert turbo.startswith("| turbo | 1 | 0.25 → 0.500 | 0.25 → 0.625 |")
+    assert ppo.startswith("| ppo | 1 | 0.25 → 0.400 |  | 0.50 → 0.750 |")
+
+
 def test_table_and_figure(tmp_path) -> None:  # type: ignore[no-untyped-def]
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(comparison_table(RUNS, "a study"))

@@ -129,6 +129,16 @@ def test_deepspeed_divides(llava, stage, weights, gradients):
     assert parts.get("gathered weights", 0) == (2 * (base + trained) if stage == 3 else 0)
 
 
+def test_a_merged_teacher_has_its_own_copy_of_the_adapted_layers(llava):
+    language = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    vision = 24 * (4 * 1024 * 1024 + 2 * 1024 * 4096) + 1024 * 4096 + 4096 * 4096
+    for teacher, generated, scored in (("sft", 2048, 1024 + 16), ("kl", 1024, 2048 + 16)):
+        work = Work(llava.args, clones=teacher == "sft", teacher=teacher)
+        found = memory(llava.skeleton, work, llava.seen, llava.passes, Sharding(), on_cpu=False)
+        assert values(found.lasting)["merged teacher"] == 2 * (language + vision)
+        assert (work.generated_samples, work.scored_samples) == (generated, scored)
+
+
 def test_an_update_and_the_hours(llava):
     work = Work(llava.args, clones=True)
     update = values(update_section(work, llava.seen))

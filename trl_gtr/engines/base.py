@@ -29,7 +29,7 @@ class Engine(Contract):
             greedy: Take the most likely token instead of sampling.
         """
 
-    def prepare(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> None:  # noqa: B027
+    def prepare(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> None:
         """Do what can be done ahead for a later `generate` with these prompts and images, such as image processing.
 
         Optional, and called only with `GTRConfig.overlap`: from another thread, while `generate` runs with others.

@@ -32,6 +32,7 @@ SAMPLED = {
     "thoughts/true": "sampled true thoughts",
     "thoughts/identical_across_states": "identical across states",
     "thoughts/self_bleu": "self-BLEU",
+    "policy/entropy": "entropy",
     "thoughts/length_words": "words a thought",
 }
 """Table columns for metrics sampled in training."""
@@ -132,11 +133,13 @@ def arm_row(arm: str, runs: Sequence[Run]) -> dict[str, str]:
 
 
 def comparison_rows(runs: Sequence[Run]) -> list[dict[str, str]]:
-    rows = []
+    """A row for each arm of each task, all with the same columns: only some arms have a teacher to evaluate."""
+    rows: list[dict[str, str]] = []
     for task, of_task in by("task", runs).items():
         named = {"task": task} if task else {}
         rows += [named | arm_row(arm, mine) for arm, mine in by("arm", of_task).items()]
-    return rows
+    names = dict.fromkeys(name for row in sorted(rows, key=len, reverse=True) for name in row)
+    return [{name: row.get(name, "") for name in names} for row in rows]
 
 
 def comparison_table(runs: Sequence[Run], title: str) -> Table:
@@ -144,14 +147,14 @@ def comparison_table(runs: Sequence[Run], title: str) -> Table:
     rows = comparison_rows(runs)
     table = Table(*rows[0], title=f"{title}: mean and 95 % interval over seeds")
     for row in rows:
-        table.add_row(*(row.get(name, "") for name in rows[0]))
+        table.add_row(*row.values())
     return table
 
 
 def comparison_markdown(runs: Sequence[Run]) -> str:
     """The same table as Markdown."""
     rows = comparison_rows(runs)
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *([row.get(name, "") for name in rows[0]] for row in rows)]
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 

@@ -214,7 +214,7 @@ class ExperienceMaker:
         scores = self.scorer.score_all(steps)
         values = None if scores.value is None else self.scorer.values(rollout, scores.value)
         estimated = self.estimator(rollout, values)
-        shaping = self.guide.shaping(rollout, scores)
+        shaping = self.guide.shaping(rollout, scores, means)
         advantages = estimated.advantages if shaping is None else estimated.advantages + shaping
         advantages = self.estimator.normalize(advantages, self.processes.gather).to(scores.logprob.device)
         if scores.entropy is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trl import ModelConfig
 
 from ..correctors.arguments import CorrectorArguments
+from ..guides.arguments import GuideArguments
 from ..learning.advantages import choose_estimator
 from ..policy.scoring import VLMPolicy
 from ..rollouts.playing import step_limit
@@ -45,6 +46,7 @@ def make_plan(
     available: float,
     where: str,
     sharding: Sharding | None = None,
+    guide_args: GuideArguments | None = None,
 ) -> Plan:
     """Plan a run.
 
@@ -53,6 +55,7 @@ def make_plan(
         available: Bytes of memory per process.
         where: Describes that memory.
         sharding: How DeepSpeed shards the run, if it does.
+        guide_args: Who teaches thoughts; by default the corrector.
     """
     estimator = choose_estimator(None, args, task)
     head = args.value_head_sizes if estimator.needs_values else None
@@ -65,8 +68,17 @@ def make_plan(
         max_completion_length=args.max_completion_length,
     )
     seen = observe(task, policy, skeleton.module.policy)
-    clones = args.thought_cloning_coef > 0 and corrector_args.corrector != "none"
-    work = Work(args, clones, estimator.needs_values, _longest_episode(task) if estimator.needs_groups else None)
+    guide = guide_args or GuideArguments()
+    if not guide.asks_corrector:
+        corrector_args = replace(corrector_args, corrector="none")
+    teaches = corrector_args.corrector != "none" or guide.variant == "sft"
+    work = Work(
+        args,
+        clones=args.thought_cloning_coef > 0 and teaches,
+        values=estimator.needs_values,
+        longest_episode=_longest_episode(task) if estimator.needs_groups else None,
+        teacher=guide.variant,
+    )
     rows = args.per_device_train_batch_size
     longest, shortest = (
         trace(skeleton.module, policy, *seen.rows(rows), length, bool(args.bf16))

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from peft import get_peft_model
+from peft.tuners.lora import Linear as LoraLinear
 from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText
 from trl import ModelConfig, get_peft_config, get_quantization_config
@@ -37,6 +38,13 @@ class Skeleton:
     def trained(self) -> list[nn.Parameter]:
         """Trained parameters of the policy, without the value head."""
         return [weight for weight in self.module.policy.parameters() if weight.requires_grad]
+
+    @property
+    def merged(self) -> list[nn.Parameter]:
+        """The weights of which a merged teacher has its own: those that are trained, or that have an adapter."""
+        if not self.lora_targets:
+            return self.trained
+        return [module.get_base_layer().weight for module in self.module.modules() if isinstance(module, LoraLinear)]
 
     @property
     def value_head(self) -> list[nn.Parameter]:

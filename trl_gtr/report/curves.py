@@ -93,6 +93,18 @@ CURVES = (
     Panel("Cloning loss", {"loss/cloning": "cross-entropy on labels"}),
     Panel("Drift", {"policy/approx_kl": "KL from the acting policy"}),
     Panel("Entropy", {"policy/entropy": "per token"}),
+    Panel(
+        "KL to the merged teacher",
+        {"teacher/kl": "per thought token"},
+        "of the agent's own thoughts, bounded at 0 and 10",
+    ),
+    Panel("Teacher's thoughts", {"teacher/parsed": "parsed"}, "of those it was asked for", share=True),
+    Panel(
+        "Distance in weights",
+        {"teacher/distance": "policy to teacher", "teacher/travelled": "policy to start"},
+        "Euclidean, over merged weights",
+    ),
+    Panel("Merge", {"teacher/merge_seconds": "seconds"}),
     Panel("Speed", {"speed/steps_per_second": "environment steps per second"}),
     Panel("Corrector cost", {"corrector/usd_spent": "total US dollars"}),
 )

@@ -43,6 +43,7 @@ _GROUPS = {
     "defaults that differ from PPOConfig's": "PPO",
     "PPO": "PPO",
     "thought cloning": "thought cloning",
+    "guide": "guide",
     "corrector": "corrector",
     "several processes, faults, resuming": "processes, faults, resuming",
     "logging": "output",
