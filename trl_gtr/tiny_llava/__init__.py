@@ -1,4 +1,5 @@
-"""The embedded models, LLaVAs with a million parameters: `tiny` for the four card games, `tiny-alfworld` for ALFWorld.
+"""The embedded models, LLaVAs with a million parameters: `tiny` for the four card games, `tiny-alfworld` for ALFWorld,
+`tiny-grids` for FrozenLake.
 
 `load_policy("tiny")` loads the shipped weights, deliberately half-trained; `build()` creates a randomly initialised
 model; `path()` is the folder with the weights. How they were made and what they can do: docs/tiny_llava.md.
@@ -25,6 +26,12 @@ def _alfworld_pieces() -> list[str]:
     return pieces()
 
 
+def _grid_pieces() -> list[str]:
+    from .grids_vocabulary import pieces
+
+    return pieces()
+
+
 @dataclass(frozen=True)
 class Variant:
     """What differs between the embedded models."""
@@ -40,6 +47,8 @@ VARIANTS = {
     # A card of Points24 is a quarter of the picture wide: one patch for its rank, one for its suit.
     "tiny": Variant("weights", _card_pieces, image_size=96, patch_size=24),
     "tiny-alfworld": Variant("alfworld_weights", _alfworld_pieces, image_size=120, patch_size=24),
+    # One patch for each square of FrozenLake's 4×4 maps.
+    "tiny-grids": Variant("grids_weights", _grid_pieces, image_size=96, patch_size=24),
 }
 
 
