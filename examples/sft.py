@@ -1,8 +1,6 @@
 """Supervised fine-tuning on expert play, or on a LLaVA-format data set, with TRL's SFTTrainer.
 
-python examples/sft.py --config examples/configs/sft_tiny.yaml     # rebuilds the shipped tiny model
-python examples/sft.py --config examples/configs/sft_alfworld_tiny.yaml     # and the one for ALFWorld
-python examples/sft.py --config examples/configs/sft_grids_tiny.yaml     # and the one for FrozenLake
+python examples/sft.py --config examples/configs/sft_tiny.yaml     # or sft_alfworld_tiny, sft_grids_tiny: what ships
 accelerate launch examples/sft.py --config examples/configs/sft_llava.yaml
 """
 
@@ -45,18 +43,13 @@ class DataArguments:
     torch_threads: int | None = field(default=None, metadata={"help": "Torch threads on a CPU."})
 
 
-def task_of(data: str) -> str:
-    """The task that the data comes from: an option's name without its last word."""
-    return data.rpartition("_")[0] if data in OPTIONS else data
-
-
 def expert_data(args: DataArguments, seed: int) -> Dataset:
     parts = []
     for task_and_rows in args.tasks:
         name, _, rows = task_and_rows.partition("=")
         if not rows.isdecimal():
             raise ValueError(f"--tasks {task_and_rows}: write task=rows, e.g. points24=1000.")
-        task = make_task(task_of(name), **OPTIONS.get(name, dict)())
+        task = make_task(name.rpartition("_")[0], **OPTIONS[name]()) if name in OPTIONS else make_task(name)
         how = {"seed": seed + len(parts), "exploration": args.exploration, "image_size": args.image_size}
         parts.append(make_sft_dataset(task, int(rows), **how))
     return concatenate_datasets(parts)
@@ -80,7 +73,8 @@ def make_trainer(data: DataArguments, args: SFTConfig, model_args: ModelConfig) 
 
 def report(folder: str, tasks: list[str], model_args: ModelConfig) -> None:
     """Say what was made, and the commands that come next."""
-    name = task_of(tasks[0].partition("=")[0]) if tasks else "TASK"
+    name = tasks[0].partition("=")[0] if tasks else "TASK"
+    name = name.rpartition("_")[0] if name in OPTIONS else name  # all but an option's last word are its task
     embedded = model_args.model_name_or_path in (*BUILDS, *tiny_llava.VARIANTS)  # what the default settings are for
     print(f"The fine-tuned {'adapter' if model_args.use_peft else 'model'} is in {folder}. Look at it, then train it:")
     print(f"  trl-gtr evaluate --task {name} --agents {folder} --episodes 50")

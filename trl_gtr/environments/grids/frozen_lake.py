@@ -77,10 +77,7 @@ class FrozenLakeMapsEnv(FrozenLakeEnv):
         super().reset(seed=seed)
         if options and set(options) != {"map"}:
             raise ValueError(f"reset options must be a dict with only the key 'map', not {options!r}")
-        if options:
-            lines = _checked(options["map"])
-        else:
-            lines = self.map or self._random_map()
+        lines = _checked(options["map"]) if options else self.map or self._random_map()
         if (len(lines), len(lines[0])) != (self.nrow, self.ncol):
             raise ValueError(f"the map must have {self.nrow} rows and {self.ncol} columns, not {lines!r}")
         self._lines = lines

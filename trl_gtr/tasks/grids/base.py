@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,8 @@ class GridTask(Task):
     """The name of each environment action, by index; words that `named_move` knows."""
     fields: Sequence[Field]
     """What is read from the picture; `thoughts` follows."""
+    named_move: Callable[[str], str | None] = staticmethod(named_move)
+    """Finds the move that a thought settles on."""
     template: str
     """The prompt, with the fields `{moves}` and `{instructions}`."""
 
@@ -35,7 +37,7 @@ class GridTask(Task):
         self.format = ThoughtFormat(
             (*self.fields, told) if thoughts else (),
             action_help="one of the allowed actions",
-            conclusion=partial(from_thoughts, named_move),
+            conclusion=partial(from_thoughts, self.named_move),
         )
         self.reading_parts = tuple(field.key for field in self.fields)
         self._prompt = self.template.format(moves=", ".join(self.moves), instructions=self.format.instructions())
