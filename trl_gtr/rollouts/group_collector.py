@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium.utils.env_checker import data_equivalence
 
 from ..correctors.base import Corrector
 from ..distributed.progress import Progress
@@ -80,8 +81,8 @@ class GroupCollector(RolloutCollector):
             self.images[i], self.infos[i] = np.array(observation), info
             self.episodes[i], self.active[i] = [], True
         for lane in lanes:
-            first, *others = ((self.images[i], self._prompt(i)) for i in self._lane(lane))
-            if not all(np.array_equal(first[0], image) and first[1] == prompt for image, prompt in others):
+            first, *others = ((self.images[i], self.infos[i]) for i in self._lane(lane))
+            if not all(data_equivalence(first, other) for other in others):
                 raise ValueError(
                     f"The environments of task {self.task.name!r} start differently although they are reset with the "
                     "same seed, so their episodes can't be compared. `reset(seed=…)` must decide everything: draw "

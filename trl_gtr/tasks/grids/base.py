@@ -33,6 +33,11 @@ class GridTask(Task):
 
     def __init__(self, *, env_kwargs: Mapping[str, Any] | None = None, thoughts: bool = True) -> None:
         self.env_kwargs = dict(env_kwargs or {})
+        self.options = {
+            **self.options,
+            **({"env_kwargs": self.env_kwargs} if self.env_kwargs else {}),
+            **({} if thoughts else {"thoughts": False}),
+        }
         told = Field("thoughts", "text", "what follows from it, and which action is best")
         self.format = ThoughtFormat(
             (*self.fields, told) if thoughts else (),

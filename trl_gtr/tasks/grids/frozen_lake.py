@@ -71,6 +71,7 @@ class FrozenLakeTask(GridTask):
         if split not in SPLITS:
             raise ValueError(f"split must be one of {', '.join(SPLITS)}, not {split!r}.")
         self.split = split
+        self.options = {} if split == "all" else {"split": split}
         self.slippery = bool((env_kwargs or {}).get("is_slippery", False))
         self.template = PROMPT.format(slippery=SLIPPERY if self.slippery else "")
         super().__init__(env_kwargs=env_kwargs, thoughts=thoughts)

@@ -100,6 +100,7 @@ class MiniGridTask(GridTask):
         if view not in VIEWS:
             raise ValueError(f"view must be one of {', '.join(VIEWS)}, not {view!r}.")
         self.level, self.view = level, view
+        self.options = {"level": level, "view": view}
         own = (
             Field("player", "text", 'your position, e.g. "2,3"'),
             Field("facing", "text", "up, down, left or right"),
