@@ -23,8 +23,7 @@ class FrozenLakeMapsEnv(FrozenLakeEnv):
     probability ⅓ to each side.
 
     ## Observation
-    `Discrete(size²)`: the square, counted row by row. The picture comes from `render()`; it needs pygame (`pip install
-    "gymnasium[toy-text]"`).
+    `Discrete(size²)`: the square, counted row by row. The picture comes from `render()`.
 
     ## Actions
     `Discrete(4)`: 0 left, 1 down, 2 right, 3 up. At the edge, nothing moves.
