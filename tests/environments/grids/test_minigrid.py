@@ -9,6 +9,7 @@ import pytest
 from minigrid_cases import needs_minigrid
 from rollout_cases import transition
 
+from trl_gtr.environments import TextObservation
 from trl_gtr.rollouts.replay import Replayable
 from trl_gtr.tasks import make_task
 
@@ -70,6 +71,16 @@ def test_both_views() -> None:
         for row, column, _ in info["objects"]:  # there is something in colour on each of these squares
             tile = picture[squares[row - 1]][:, squares[column - 1]].reshape(size * size, 3).astype(int)
             assert (tile.max(1) - tile.min(1)).max() > 60
+
+
+def test_a_level_in_words() -> None:
+    env = TextObservation(make_task("minigrid", level="MiniGrid-DoorKey-6x6-v0", view="full").make_env())
+    text, _ = env.reset(seed=3)
+    assert text == (
+        "Your mission: use the key to open the door and then get to the goal. You carry: nothing. You are at 4,2, "
+        "facing down. In front of you: nothing. You see: locked yellow door at 2,4, yellow key at 3,2, goal at 5,5."
+    )
+    assert env.observation_space.contains(text)
 
 
 def test_a_carried_object_is_told_but_not_seen() -> None:
