@@ -11,6 +11,7 @@ import pytest
 import yaml
 from paths import ROOT
 
+from trl_gtr import tiny_llava
 from trl_gtr.guides.arguments import make_guide
 from trl_gtr.scripts import settings
 from trl_gtr.scripts.train import make_tasks, parse
@@ -68,7 +69,7 @@ def test_a_list_of_words_is_a_list() -> None:
     assert options_in(words) == {"hide": ["look", "help"]}
 
 
-WITHOUT_A_TINY_MODEL = {"sokoban", "frozen_lake", "taxi", "cliff_walking"}
+WITHOUT_A_TINY_MODEL = {task for task in TASKS if tiny_llava.for_task(task) is None}
 
 
 @pytest.mark.parametrize("task", sorted(WITHOUT_A_TINY_MODEL))
@@ -80,7 +81,7 @@ def test_a_task_without_an_embedded_model_has_no_settings(task: str) -> None:
 def test_every_task_has_settings_of_its_own(task: str) -> None:
     words = settings.with_defaults(["--seed", "1"], task)
     script, args, model_args, *_ = parse(None, words)
-    assert (script.task, model_args.model_name_or_path) == (task, "tiny-alfworld" if task == "alfworld" else "tiny")
+    assert (script.task, model_args.model_name_or_path) == (task, tiny_llava.for_task(task))
     assert args.output_dir.replace("{task}", task) == f"runs/{task}"
     assert settings.with_defaults(["--task", task], "points24") == [
         "--config",

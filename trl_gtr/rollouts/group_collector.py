@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium.utils.env_checker import data_equivalence
 
 from ..correctors.base import Corrector
 from ..distributed.progress import Progress
@@ -102,8 +103,7 @@ class GroupCollector(RolloutCollector):
             self.images[i], self.infos[i] = np.array(observation), info
             self.episodes[i], self.active[i] = [], True
         for lane in lanes:
-            envs = self._lane(lane)
-            _check_same_start(self.task, list(zip([self.images[i] for i in envs], self._prompts(envs), strict=True)))
+            _check_same_start(self.task, [(self.images[i], self.infos[i]) for i in self._lane(lane)])
 
     def _seed(self, lane: int) -> int:
         """Depends on the global index of the lane, and on how many groups it has played."""
@@ -232,16 +232,16 @@ def check_restarts(task: Task, seed: int) -> None:
         env = rules.make_env()
         try:
             observation, info = env.reset(seed=seed)
-            starts.append((np.array(observation), task.prompt(observation, info)))
+            starts.append((np.array(observation), info))
         finally:
             env.close()
     _check_same_start(task, starts)
 
 
-def _check_same_start(task: Task, starts: Sequence[tuple[np.ndarray, str]]) -> None:
-    """Raise unless all these first images and prompts are the same."""
+def _check_same_start(task: Task, starts: Sequence[tuple[np.ndarray, Mapping[str, Any]]]) -> None:
+    """Raise unless all these first images and infos are the same, hidden state included."""
     first, *others = starts
-    if not all(np.array_equal(first[0], image) and first[1] == prompt for image, prompt in others):
+    if not all(data_equivalence(first, other) for other in others):
         raise ValueError(
             f"The environments of task {task.name!r} start differently although they are reset with the same seed, so "
             "their episodes can't be compared. `reset(seed=…)` must decide everything: draw random numbers from "

@@ -122,8 +122,8 @@ class HopelessRunCallback(TrainerCallback):
     def _remedy(self) -> str:
         """How to get a model that knows the task."""
         model, name = tiny_llava.name_of(self.model.name_or_path), task_name(self.task)
-        embedded = "tiny-alfworld" if name == "alfworld" else "tiny"
-        if model in tiny_llava.VARIANTS and name in TASKS and model != embedded:
+        embedded = tiny_llava.for_task(name)
+        if model in tiny_llava.VARIANTS and embedded is not None and model != embedded:
             return f"The embedded model `{model}` doesn't know this task: use --model_name_or_path {embedded}."
         return (
             "The model has probably not been fine-tuned on this task. Do that first: python examples/sft.py "

@@ -168,7 +168,8 @@ def _snippet(agent: TrainedAgent) -> str:
     """Code that plays one step with the saved agent, using only its task, its folder and transformers."""
     kind = type(agent.task)
     if kind.__module__.startswith("trl_gtr."):
-        names, task = "load_policy, make_task", f'make_task("{agent.task.name}")'
+        options = "".join(f", {name}={value!r}" for name, value in agent.task.options.items())
+        names, task = "load_policy, make_task", f'make_task("{agent.task.name}"{options})'
         own = ""
     else:
         names, task = "load_policy", f"{kind.__name__}()  # with its training settings"

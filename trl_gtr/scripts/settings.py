@@ -24,6 +24,7 @@ _DEFAULTS = {
     "number_line": "gym_cards_tiny.yaml",
     "blackjack": "gym_cards_tiny.yaml",
     "alfworld": "alfworld_tiny.yaml",
+    "frozen_lake": "frozen_lake_tiny.yaml",
 }
 
 
