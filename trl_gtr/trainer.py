@@ -8,13 +8,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import TrainOutput, set_seed
@@ -28,7 +26,6 @@ from .distributed.signals import StopSignals
 from .distributed.trl_bridge import PPOBridge
 from .engines.base import Engine
 from .engines.transformers import TransformersEngine
-from .evaluation.agents import PolicyAgent
 from .evaluation.all_ranks import evaluate_on_all_ranks
 from .evaluation.evaluate import count_episodes
 from .evaluation.reports import EvaluationReport
@@ -42,7 +39,6 @@ from .learning.update import Updater
 from .policy.adapters import check_start, ensure_named_base
 from .policy.loading import load_or_take
 from .policy.network import ValueHead
-from .policy.scores import Scores
 from .policy.scoring import VLMPolicy
 from .rollouts.all_ranks import collect_on_all_ranks, make_collector
 from .rollouts.clock import Clock
@@ -50,6 +46,7 @@ from .runs.callbacks import GTRProgressCallback, logging_callbacks
 from .runs.checkpointer import GuideFiles, Part, RunCheckpointer, RunCounters
 from .runs.given import check_args, check_task_given
 from .runs.hopeless import HopelessRunCallback
+from .runs.length import RunLength
 from .runs.manifest import describe_run
 from .runs.model_card import PAPER, TrainedAgent, write_model_card
 from .runs.rollout_metrics import print_completions
@@ -57,7 +54,7 @@ from .runs.stopping import RunStopper
 from .runs.update_metrics import update_metrics
 from .storage.state_files import LINKED_FILES, TENSORS
 from .tasks.base import Task
-from .types import Rollout, Transition
+from .types import Rollout
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +112,7 @@ class GTRTrainer(PPOBridge):
         ensure_named_base(model, peft_config, processing_class, args.output_dir)
         hidden_size = model.config.get_text_config().hidden_size
         value_head = ValueHead(hidden_size, args.value_head_sizes) if self.estimator.needs_values else None
-        self.policy = _make_policy(model, processing_class, args)
+        self.policy = VLMPolicy.from_settings(model, processing_class, args)
         given = {"callbacks": callbacks, "optimizers": optimizers, "peft_config": peft_config}
         super().__init__(args, model, value_head, processing_class, **given)
         self.processes = Processes(self.accelerator, args.ddp_timeout)
@@ -124,30 +121,23 @@ class GTRTrainer(PPOBridge):
         shows = not args.disable_tqdm and self.is_world_process_zero()
         self.progress = BarProgress() if shows else Progress()
         self._add_callbacks()
-        scorer = Scorer(args, self.policy, self.network, self.processes)
-        model = self.trained.policy
-        score = partial(self._score_under, scorer)
-        self.guide.attach(GuidedRun(args, task, self.policy, model, self.processes, score, self._make_engine))
+        scorer = Scorer(args, self.policy, self.network, self.processes, self.accelerator.autocast)
+        make_engine = partial(TransformersEngine, self.policy, accelerator=self.accelerator)
+        model, score = self.trained.policy, scorer.score_under
+        self.guide.attach(GuidedRun(args, task, self.policy, model, self.processes, score, make_engine))
         parts = self.estimator, self.guide, self.processes, self.reference_network
         self.make_experience = ExperienceMaker(args, scorer, *parts)
         objective, buffer = choose_objective(args), self.guide.buffer
         self.updater = Updater(
             args, self.accelerator, self.processes, scorer, self.optimizer, objective, buffer, self.progress
         )
-        self.engine: Engine = TransformersEngine(self.policy, self.model, accelerator=self.accelerator)
+        self.engine: Engine = make_engine(self.model)
         self.signals, self.counters = StopSignals(), RunCounters()
+        self.length = RunLength(args, varies=self.estimator.needs_groups)
         self._last_loss = math.nan
         self.checkpointer = self._make_checkpointer()
         save = None if args.save_strategy == "no" else lambda: self._save_checkpoint(self.model, trial=None)
         self.stopper = RunStopper(self.processes, self.checkpointer, self.collector, save=save, end=self._end)
-
-    def _score_under(self, scorer: Scorer, steps: Sequence[Transition], network: nn.Module) -> Scores:
-        with self.accelerator.autocast():  # the trained network is wrapped in it, others aren't
-            return scorer.score_all(steps, network)
-
-    def _make_engine(self, model: nn.Module, temperature: float, top_k: int) -> Engine:
-        options = {"accelerator": self.accelerator, "temperature": temperature, "top_k": top_k}
-        return TransformersEngine(self.policy, model, **options)
 
     def _make_checkpointer(self) -> RunCheckpointer:
         """A checkpointer for all state that `Trainer` doesn't save itself."""
@@ -184,9 +174,7 @@ class GTRTrainer(PPOBridge):
                     clock, means, update = Clock(), Means(), self.state.global_step
                     rollout = self._collect()  # 1. act, while the corrector judges
                     with clock("guide"):
-                        corrected = self.guide.labels(
-                            rollout, update, means
-                        )  # 2. add the guide's labels to its buffer
+                        corrected = self.guide.labels(rollout, update, means)  # 2. add the guide's labels
                     self.progress.begin("score", 1, "rollout")
                     with clock("score"):
                         experience = self.make_experience(rollout, corrected, means)  # 3. log-probs, advantages
@@ -200,7 +188,8 @@ class GTRTrainer(PPOBridge):
                     if self.stopper.stop_if_spent(self.state.global_step, rollout.stop_reason):
                         self.control.should_training_stop = True
                     self.stopper.raise_if_diverged(self.state.global_step, self.updater)
-                    self.stopper.raise_if_hopeless(self.state.global_step, self._why_hopeless())
+                    if self._goes_on:
+                        self.stopper.raise_if_hopeless(self.state.global_step, self.hopeless.why_stop)
                 self.stopper.stop_on_signal(self.state.global_step, self.processes.gather(self.signals.received))
         except BaseException:
             self.guide.close()
@@ -208,19 +197,9 @@ class GTRTrainer(PPOBridge):
         self._end()
         return TrainOutput(self.state.global_step, self._last_loss, {"train_runtime": time.perf_counter() - started})
 
-    def _why_hopeless(self) -> str | None:
-        return " ".join(self.hopeless.signs) if self._goes_on and self.hopeless.stops else None
-
     @property
     def _goes_on(self) -> bool:
         return self.state.global_step < self.state.max_steps and not self.control.should_training_stop
-
-    def _expected_updates(self) -> int:
-        """Updates in the whole run. Rollouts of groups vary in size: expect further ones to be like those so far."""
-        done, steps = self.state.global_step, self.counters.env_steps
-        if not self.estimator.needs_groups or not steps:
-            return self.args.num_updates
-        return done + math.ceil(max(0, self.args.total_env_steps - steps) / steps * done)
 
     def _end(self) -> None:
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
@@ -233,7 +212,8 @@ class GTRTrainer(PPOBridge):
             self.checkpointer.load(checkpoint, self.load_checkpoint)
             self._load_rng_state(checkpoint)  # last: loading the rest may draw random numbers
         # After resuming, because a resumed run may be longer.
-        self.state.max_steps, self.state.num_train_epochs = self._expected_updates(), 1
+        self.state.max_steps = self.length.updates(self.state.global_step, self.counters.env_steps)
+        self.state.num_train_epochs = 1
         self.state.compute_steps(args, self.state.max_steps)
         self.model.train()
         self.engine.sync(self.trained.policy)
@@ -272,9 +252,9 @@ class GTRTrainer(PPOBridge):
         state.global_step += 1
         state.episode += int(self.processes.sum(len(rollout.episodes)))
         before, self.counters.env_steps = self.counters.env_steps, self.counters.env_steps + experience.env_steps
-        for _ in range(self._schedule_steps(before, self.counters.env_steps)):
+        for _ in range(self.length.schedule_steps(before, self.counters.env_steps)):
             self.lr_scheduler.step()
-        state.max_steps = self._expected_updates()
+        state.max_steps = self.length.updates(state.global_step, self.counters.env_steps)
         state.epoch = state.global_step / state.max_steps
         self.control = self.callback_handler.call_event(
             "on_step_end", args, state, self.control, rollout=rollout, experience=experience
@@ -295,13 +275,6 @@ class GTRTrainer(PPOBridge):
         if self.control.should_save:
             self._save_checkpoint(self.model, trial=None)
             self.control = self.callback_handler.on_save(args, state, self.control)
-
-    def _schedule_steps(self, before: int, after: int) -> int:
-        """Steps of the learning-rate schedule in an update, which ends it at `total_env_steps` with groups too."""
-        if not self.estimator.needs_groups:
-            return 1
-        updates, total = self.args.num_updates, self.args.total_env_steps
-        return updates * min(after, total) // total - updates * min(before, total) // total
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the policy (or adapter) as an ordinary `from_pretrained` folder, plus value head and manifest."""
@@ -331,29 +304,24 @@ class GTRTrainer(PPOBridge):
         evaluation is not logged.
         """
         args, task = self.args, Task.ensure(eval_task or self.eval_task)
-        played = count_episodes(task, episodes or args.eval_episodes)
-        report, stopped = self._play(self.engine, task, played)
+        play = partial(
+            evaluate_on_all_ranks,
+            task=task,
+            episodes=count_episodes(task, episodes or args.eval_episodes),
+            args=args,
+            processes=self.processes,
+            received=lambda: self.signals.received,
+            progress=self.progress,
+        )
+        report, stopped = play(self.engine)
         if report.episodes and not stopped:
             metrics = report.metrics(metric_key_prefix)
             if self.guide.engine is not None:
-                taught, stopped = self._play(self.guide.engine, task, played)
+                taught, stopped = play(self.guide.engine)
                 metrics |= taught.metrics(f"{metric_key_prefix}_teacher") if taught.episodes and not stopped else {}
             self.log(metrics)
             self.control = self.callback_handler.on_evaluate(args, self.state, self.control, metrics)
         return report
-
-    def _play(self, engine: Engine, task: Task, episodes: int) -> tuple[EvaluationReport, bool]:
-        """Evaluate on all processes; the report, and whether a signal has interrupted it."""
-        with self.progress.shown(), engine.ready():
-            return evaluate_on_all_ranks(
-                PolicyAgent(engine, greedy=self.args.eval_greedy),
-                task,
-                episodes,
-                self.args,
-                self.processes,
-                received=lambda: self.signals.received,
-                progress=self.progress,
-            )
 
     def close(self) -> None:
         """Close the environments and the engine, including any worker processes."""
@@ -389,14 +357,3 @@ class GTRTrainer(PPOBridge):
         if self.guide.buffer is None:
             raise ValueError("This run's guide provides no labels: train with a `corrector` to get corrections.")
         return corrections_dataset(self.guide.buffer, self.policy.processor)
-
-
-def _make_policy(model: PreTrainedModel, processor: Any, args: GTRConfig) -> VLMPolicy:
-    return VLMPolicy(
-        model,
-        processor,
-        temperature=args.temperature,
-        repetition_penalty=args.repetition_penalty,
-        max_completion_length=args.max_completion_length,
-        feature_cache_bytes=int(args.feature_cache_gb * 2**30),
-    )

@@ -36,10 +36,9 @@ class GuidedRun:
     score: Callable[[Sequence[Transition], nn.Module], Scores]
     """Scores steps, in order, under any network with the trained one's inputs, using the update's own code and
     precision. Must be called on all processes."""
-    make_engine: Callable[[nn.Module, float, int], Engine]
+    make_engine: Callable[..., Engine]
     """Makes an engine that generates with another model, as the run's own does with the policy: same prompts, same
-    tokens that must not be sampled. Takes the model, the temperature and the number of likeliest tokens to sample from
-    (0 for all)."""
+    tokens that must not be sampled. Takes the model, and as keywords `temperature` and `top_k`."""
 
 
 class Guide(Contract):

@@ -115,7 +115,7 @@ class MergedTeacher(Guide):
         past = kind(self.rule, weights, Path(args.output_dir) / FOLDER)
         processes.check_on_first(lambda: check_disk(past, args, self.merge_every))
         self._attached = _Attached(run, model, past)
-        self.engine = run.make_engine(model, self.temperature, self.top_k)
+        self.engine = run.make_engine(model, temperature=self.temperature, top_k=self.top_k)
         if self.corrected is not None:
             self.corrected.attach(run)
             self.buffer = self.corrected.buffer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,10 +57,19 @@ class Scorer:
         policy: Runs the network.
         network: The network in training: DeepSpeed's engine, or the bare module.
         processes: All processes of the run.
+        autocast: Opens mixed precision. The network in training is wrapped in it already.
     """
 
-    def __init__(self, args: GTRConfig, policy: VLMPolicy, network: nn.Module, processes: Processes) -> None:
+    def __init__(
+        self,
+        args: GTRConfig,
+        policy: VLMPolicy,
+        network: nn.Module,
+        processes: Processes,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
         self.args, self.policy, self.network, self.processes = args, policy, network, processes
+        self.autocast = autocast
         self.shape: BatchShape | None = None
         """The shape every batch of this update is padded to, if `one_batch_shape` is set."""
 
@@ -111,6 +120,11 @@ class Scorer:
             return self.score([steps[i] for i in chosen], [starts[i] for i in chosen], network, with_entropy=True)
 
         return score_in_batches(score, [len(t.response_ids) for t in steps], self._batches)
+
+    def score_under(self, steps: Sequence[Transition], network: nn.Module) -> Scores:
+        """Score steps under another network, in the precision of the one in training."""
+        with self.autocast():
+            return self.score_all(steps, network)
 
     @torch.no_grad()
     def values(self, rollout: Rollout, own: Tensor) -> Values:

@@ -60,13 +60,7 @@ def make_plan(
     estimator = choose_estimator(None, args, task)
     head = args.value_head_sizes if estimator.needs_values else None
     skeleton = build_skeleton(model_args, head, detach_value=not args.value_gradient_to_trunk)
-    policy = VLMPolicy(
-        skeleton.module.policy,
-        skeleton.processor,
-        temperature=args.temperature,
-        repetition_penalty=args.repetition_penalty,
-        max_completion_length=args.max_completion_length,
-    )
+    policy = VLMPolicy.from_settings(skeleton.module.policy, skeleton.processor, args)
     seen = observe(task, policy, skeleton.module.policy)
     guide = guide_args or GuideArguments()
     if not guide.asks_corrector:

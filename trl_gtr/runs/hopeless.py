@@ -25,7 +25,7 @@ PATIENCE = 2
 
 
 class HopelessRunCallback(TrainerCallback):
-    """Warns about the first hopeless update; `stops` becomes true with the second in a row.
+    """Warns about the first hopeless update; `why_stop` says why with the second in a row.
 
     A policy is hopeless if (almost) no response is valid or legal, if no gradient flows, or if its weights don't
     change. Only the start of a run is checked for this: a policy that has learned something and loses it again is the
@@ -48,8 +48,10 @@ class HopelessRunCallback(TrainerCallback):
         self._budget_spent = False
 
     @property
-    def stops(self) -> bool:
-        return self._bad_logs >= PATIENCE and self.args.on_hopeless == "stop"
+    def why_stop(self) -> str | None:
+        """Why the run should stop; `None` if it should go on."""
+        stops = self._bad_logs >= PATIENCE and self.args.on_hopeless == "stop"
+        return " ".join(self.signs) if stops else None
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._weights = fingerprint(self.model)
