@@ -100,7 +100,7 @@ class GTRConfig(PPOConfig):
     rollout_steps: int = _field(
         64,
         "Steps per environment in one update. Paper: 1024 steps per update on cards. With groups, an update plays "
-        "whole episodes: then this is their expected length, and only decides how many updates a run has.",
+        "whole episodes: then this is only their expected length.",
         at_least=1,
     )
     mini_batch_size: int | None = _field(
@@ -337,7 +337,7 @@ class GTRConfig(PPOConfig):
 
     @property
     def num_updates(self) -> int:
-        """Updates in the run: `total_env_steps` rounded up to whole rollouts."""
+        """Updates in the run: `total_env_steps` rounded up to whole rollouts. With groups, the expected number."""
         return math.ceil(self.total_env_steps / (self.num_envs * self.rollout_steps))
 
     @property

@@ -71,6 +71,9 @@ def memory(
     reserve = [] if on_cpu else [Estimate("reserve", RESERVE, "bytes", "assumed: CUDA, NCCL, temporary results")]
     divided = _divided if sharding.stage else _undivided
     lasting, gradients = divided(skeleton, work, sharding)
+    if work.teacher is not None:
+        how = "its own copy of the weights that are merged; no gradients, no moments"
+        lasting.append(Estimate("merged teacher", size(skeleton.merged), "bytes", how))
     whole = []
     if sharding.stage == 3:
         weights = numbers(list(skeleton.module.parameters())) * (2 if work.args.bf16 else 4)
@@ -110,7 +113,7 @@ def _undivided(skeleton: Skeleton, work: Work, sharding: Sharding) -> tuple[list
     found = [
         *([Estimate("weights", size(skeleton.frozen), "bytes", "counted; frozen")] if skeleton.lora_targets else []),
         Estimate("adapters" if skeleton.lora_targets else "weights", size(policy), "bytes", "counted; trained"),
-        Estimate("value head", size(head), "bytes", "counted; trained, float32"),
+        *([Estimate("value head", size(head), "bytes", "counted; trained, float32")] if head else []),
         Estimate("Adam", adam, "bytes", how),
     ]
     if work.args.kl_coef > 0 and not skeleton.lora_targets:

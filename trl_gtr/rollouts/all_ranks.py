@@ -93,4 +93,6 @@ def make_collector(
     if args.overlap:
         raise ValueError("`overlap` doesn't work with groups: leave it out, or use advantage_estimator='gae'.")
     options |= {"group_size": args.group_size, "refills": args.refill_groups, "teaches": teaches}
-    return GroupCollector(task, corrector, **options)
+    collector = GroupCollector(task, corrector, **options)
+    collector.check_timeout(args.rollout_deadline)
+    return collector

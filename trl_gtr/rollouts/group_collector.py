@@ -8,11 +8,13 @@ place of groups that teach nothing, if asked.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium.utils.env_checker import data_equivalence
 
 from ..correctors.base import Corrector
 from ..distributed.progress import Progress
@@ -22,6 +24,7 @@ from ..types import Rollout, Transition
 from .clock import Clock
 from .collector import Answers, RolloutCollector
 from .pending_corrections import PendingCorrections
+from .playing import PlayingRules
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +70,27 @@ class GroupCollector(RolloutCollector):
                 "to a multiple of `group_size` times the number of processes."
             )
         self.active = [False] * self.num_envs
-        self._begin_groups(range(self.num_envs // self.group_size))
+        self._begin_groups(self._lanes)
+
+    @property
+    def _lanes(self) -> range:
+        return range(self.num_envs // self.group_size)
+
+    def check_timeout(self, timeout: float) -> None:
+        """Raise if starting the environments alone takes longer than a rollout may."""
+        if timeout == math.inf:
+            return
+        seconds = []
+        for _ in range(2):  # the first may be slower, e.g. because it loads files
+            began = time.monotonic()
+            self._begin_groups(self._lanes)
+            seconds.append(time.monotonic() - began)
+            if seconds[-1] < timeout:
+                return
+        raise ValueError(
+            f"Starting the environments takes {min(seconds):.2g} s, longer than `rollout_timeout` ({timeout:g} s), so "
+            "no episode could end in time. Raise it."
+        )
 
     def _lane(self, lane: int) -> range:
         """The environments of a lane."""
@@ -80,14 +103,7 @@ class GroupCollector(RolloutCollector):
             self.images[i], self.infos[i] = np.array(observation), info
             self.episodes[i], self.active[i] = [], True
         for lane in lanes:
-            envs = self._lane(lane)
-            first, *others = zip([self.images[i] for i in envs], self._prompts(envs), strict=True)
-            if not all(np.array_equal(first[0], image) and first[1] == prompt for image, prompt in others):
-                raise ValueError(
-                    f"The environments of task {self.task.name!r} start differently although they are reset with the "
-                    "same seed, so their episodes can't be compared. `reset(seed=…)` must decide everything: draw "
-                    "random numbers from `self.np_random` only. Or use advantage_estimator='gae'."
-                )
+            _check_same_start(self.task, [(self.images[i], self.infos[i]) for i in self._lane(lane)])
 
     def _seed(self, lane: int) -> int:
         """Depends on the global index of the lane, and on how many groups it has played."""
@@ -108,7 +124,7 @@ class GroupCollector(RolloutCollector):
         clock = Clock()
         transitions: list[Transition] = []
         finished: list[Sequence[Transition]] = []
-        lanes = range(self.num_envs // self.group_size)
+        lanes = self._lanes
         self.played, self.refills_left = [0] * self.num_envs, [self.refills] * len(lanes)
         progress.begin("collect", self.num_envs * (1 + self.refills), "episode")  # refills may not be needed
         with clock("environment"):
@@ -207,3 +223,27 @@ class GroupCollector(RolloutCollector):
         for rng, random in zip(self.rngs, state["random"], strict=True):
             rng.bit_generator.state = random
         self.ended, self._rewound = list(state["ended"]), None
+
+
+def check_restarts(task: Task, seed: int) -> None:
+    """Raise if two of the task's environments start differently although they are reset with the same seed."""
+    rules, starts = PlayingRules(task, whole_episodes=True), []
+    for _ in range(2):
+        env = rules.make_env()
+        try:
+            observation, info = env.reset(seed=seed)
+            starts.append((np.array(observation), info))
+        finally:
+            env.close()
+    _check_same_start(task, starts)
+
+
+def _check_same_start(task: Task, starts: Sequence[tuple[np.ndarray, Mapping[str, Any]]]) -> None:
+    """Raise unless all these first images and infos are the same, hidden state included."""
+    first, *others = starts
+    if not all(data_equivalence(first, other) for other in others):
+        raise ValueError(
+            f"The environments of task {task.name!r} start differently although they are reset with the same seed, so "
+            "their episodes can't be compared. `reset(seed=…)` must decide everything: draw random numbers from "
+            "`self.np_random` only. Or use advantage_estimator='gae'."
+        )
