@@ -79,7 +79,7 @@ def test_one_line_for_each_option_and_all_of_them_on_the_second_level(capsys: py
         (["train", "--config", "nowhere.yaml"], "nowhere.yaml can't be read"),
         (["evaluate", "--handz", "pool"], "did you mean `hands`?"),
         (["tain"], "Unknown command `tain`: did you mean `trl-gtr train`?"),
-        ([], "Missing command: commands: train, evaluate, report, plan, check."),
+        ([], "Missing command: commands: train, evaluate, play, report, plan, check."),
     ],
 )
 def test_a_typo_needs_no_torch(argv: list[str], message: str, tmp_path: Path) -> None:
