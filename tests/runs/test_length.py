@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from trl_gtr import GTRConfig
@@ -30,6 +32,6 @@ def test_short_episodes_take_more_updates(args) -> None:
 def test_a_schedule_ends_with_the_run(args) -> None:
     length = RunLength(args, varies=True)
     ends = [0, 50, 60, 200, 300, 350]
-    taken = [length.schedule_steps(before, after) for before, after in zip(ends, ends[1:], strict=False)]
+    taken = [length.schedule_steps(before, after) for before, after in pairwise(ends)]
     assert taken == [1, 0, 5, 3, 1]
     assert sum(taken) == args.num_updates
