@@ -56,7 +56,6 @@ _PLACED = {
     "use_cpu": "model",
 }
 _MODEL = ("model_name_or_path", "dtype", "use_peft", "lora_r", "lora_alpha")
-_USAGE_ERROR = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -174,8 +173,10 @@ def _launch(for_launcher: list[str], for_script: list[str]) -> int:
     except subprocess.CalledProcessError as failed:
         return failed.returncode if failed.returncode >= 0 else 128 - failed.returncode
     except ChildFailedError as failed:
-        status = failed.get_first_failure()[1].exitcode
-        if status != _USAGE_ERROR:
-            print(failed, file=sys.stderr)
+        rank, failure = failed.get_first_failure()
+        status = failure.exitcode
+        if status == 1 or status < 0:  # otherwise the script has reported the reason in one line
+            how = "failed with exit status 1" if status == 1 else f"was killed by signal {-status}"
+            print(f"error: Process {rank} {how}; any error of its own is above.", file=sys.stderr)
         return status if status >= 0 else 128 - status
     return 0
