@@ -158,6 +158,7 @@ def divide(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _launch(for_launcher: list[str], for_script: list[str]) -> int:
     """Run the training script through accelerate and return its exit status. The script reports usage errors."""
+    import torch
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from trl.cli.accelerate_config import resolve_accelerate_config_argument
@@ -165,6 +166,8 @@ def _launch(for_launcher: list[str], for_script: list[str]) -> int:
     with one_line_errors():
         launcher = resolve_accelerate_config_argument(for_launcher)
     args = launch_command_parser().parse_args([*launcher, "--module", "trl_gtr.scripts.train", *for_script])
+    if torch.cuda.device_count() < 2:  # then accelerate's list of the defaults that it used has no surprise
+        logging.getLogger("accelerate.commands.launch").setLevel(logging.ERROR)
     # torch logs how its processes ended; the exception below says the same
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C also reaches the script, which saves a checkpoint and exits
