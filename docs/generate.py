@@ -43,10 +43,31 @@ def configuration_fields() -> str:
     return _table(("field", "default", "what it does"), rows)
 
 
+def arguments(path: str) -> str:
+    """Every option that a dataclass declares."""
+    rows = [
+        (f"`{field.name}`", f"`{field.default!r}`", field.metadata["help"])
+        for field in dataclasses.fields(_find(path))
+    ]
+    return _table(("option", "default", "what it does"), rows)
+
+
 def unsupported_fields() -> str:
     from trl_gtr.config import refused_fields
 
     return _table(("field", "instead"), [(f"`{name}`", instead) for name, instead in refused_fields().items()])
+
+
+def preset_values() -> str:
+    """One row per setting, one column per preset."""
+    from trl_gtr.distributed.presets import PRESETS
+
+    names = dict.fromkeys(name for preset in PRESETS.values() for name in preset)
+    rows = [
+        (f"`{name}`", *(f"`{preset[name]!r}`" if name in preset else "" for preset in PRESETS.values()))
+        for name in names
+    ]
+    return _table(("setting", *(f"`{name}`" for name in PRESETS)), rows)
 
 
 def members(path: str) -> str:
@@ -77,7 +98,9 @@ def functions(paths: str) -> str:
 
 PARTS: dict[str, Callable[..., str]] = {
     "configuration": configuration_fields,
+    "arguments": arguments,
     "refused": unsupported_fields,
+    "presets": preset_values,
     "members": members,
     "docstring": docstring,
     "functions": functions,

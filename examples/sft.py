@@ -1,7 +1,6 @@
 """Supervised fine-tuning on expert play, or on a LLaVA-format data set, with TRL's SFTTrainer.
 
-python examples/sft.py --config examples/configs/sft_tiny.yaml     # rebuilds the shipped tiny model
-python examples/sft.py --config examples/configs/sft_alfworld_tiny.yaml     # and the one for ALFWorld
+python examples/sft.py --config examples/configs/sft_tiny.yaml     # or sft_alfworld_tiny, sft_grids_tiny: what ships
 accelerate launch examples/sft.py --config examples/configs/sft_llava.yaml
 """
 
@@ -20,12 +19,13 @@ from trl_gtr.scripts import train as launch
 from trl_gtr.scripts.arguments import parse_arguments
 from trl_gtr.tiny_llava.practice_games import alfworld_practice
 
-BUILDS = {"build": "tiny", "build-alfworld": "tiny-alfworld"}  # untrained embedded models
+BUILDS = {"build": "tiny", "build-alfworld": "tiny-alfworld", "build-grids": "tiny-grids"}  # untrained embedded models
 # Training data of the embedded models besides whole tasks.
 OPTIONS = {
     "points24_pool": lambda: {"hands": "pool"},
     "points24_reading": lambda: {"hands": "reading"},
     "alfworld_practice": lambda: {"env_kwargs": {"games": alfworld_practice(), "expert": "explorer"}},
+    "frozen_lake_train": lambda: {"split": "train"},
 }
 
 
@@ -49,7 +49,7 @@ def expert_data(args: DataArguments, seed: int) -> Dataset:
         name, _, rows = task_and_rows.partition("=")
         if not rows.isdecimal():
             raise ValueError(f"--tasks {task_and_rows}: write task=rows, e.g. points24=1000.")
-        task = make_task(name.split("_")[0], **OPTIONS[name]()) if name in OPTIONS else make_task(name)
+        task = make_task(name.rpartition("_")[0], **OPTIONS[name]()) if name in OPTIONS else make_task(name)
         how = {"seed": seed + len(parts), "exploration": args.exploration, "image_size": args.image_size}
         parts.append(make_sft_dataset(task, int(rows), **how))
     return concatenate_datasets(parts)
@@ -74,7 +74,7 @@ def make_trainer(data: DataArguments, args: SFTConfig, model_args: ModelConfig) 
 def report(folder: str, tasks: list[str], model_args: ModelConfig) -> None:
     """Say what was made, and the commands that come next."""
     name = tasks[0].partition("=")[0] if tasks else "TASK"
-    name = name.split("_")[0] if name in OPTIONS else name  # an option's first word is its task
+    name = name.rpartition("_")[0] if name in OPTIONS else name  # all but an option's last word are its task
     embedded = model_args.model_name_or_path in (*BUILDS, *tiny_llava.VARIANTS)  # what the default settings are for
     print(f"The fine-tuned {'adapter' if model_args.use_peft else 'model'} is in {folder}. Look at it, then train it:")
     print(f"  trl-gtr evaluate --task {name} --agents {folder} --episodes 50")

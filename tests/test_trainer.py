@@ -507,13 +507,13 @@ class Shaping(Guide):
         self.calls.append("labels")
         return 0
 
-    def shaping(self, rollout, scores):
+    def shaping(self, rollout, scores, means):
         self.calls.append("shaping")
         again = self.run.score(rollout.transitions, PolicyWithValue(self.run.model, None))
         assert torch.allclose(again.token_logprobs, scores.token_logprobs, atol=1e-5)
         return torch.full((len(rollout),), self.amount)
 
-    def after_update(self, model):
+    def after_update(self, model, means):
         self.calls.append("after_update")
 
     def metrics(self):

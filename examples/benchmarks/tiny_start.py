@@ -1,6 +1,7 @@
-"""What can a start do before any reinforcement learning? Success, reading and valid JSON on every card game.
+"""What can a start do before any reinforcement learning? Success, reading and valid JSON on its games.
 
 python examples/benchmarks/tiny_start.py --model_name_or_path runs/sft_tiny
+python examples/benchmarks/tiny_start.py --model_name_or_path tiny-grids --games frozen_lake
 python examples/benchmarks/tiny_start.py --output trl_gtr/tiny_llava/figures.json     # what ships is held to it
 """
 
@@ -10,6 +11,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,25 +23,29 @@ from transformers import HfArgumentParser
 from trl_gtr import Engine, PolicyAgent, Task, TransformersEngine, evaluate_agent, load_policy, make_task
 from trl_gtr.evaluation.reports import Rate
 from trl_gtr.policy.scoring import VLMPolicy
+from trl_gtr.tiny_llava import CARD_GAMES
 
-# task and hands
-GAMES = (
-    ("points24", "pool"),
-    ("points24", "unseen"),
-    ("ezpoints", "all"),
-    ("number_line", "all"),
-    ("blackjack", "all"),
+# task, its starts, and the options that choose them
+GAMES: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("points24", "pool", {"hands": "pool"}),
+    ("points24", "unseen", {"hands": "unseen"}),
+    ("ezpoints", "all", {}),
+    ("number_line", "all", {}),
+    ("blackjack", "all", {}),
+    ("frozen_lake", "train", {"split": "train", "env_kwargs": {"max_episode_steps": 20}}),
+    ("frozen_lake", "unseen", {"split": "unseen", "env_kwargs": {"max_episode_steps": 20}}),
 )
 
 
 @dataclass
 class Arguments:
     model_name_or_path: str = field(default="tiny", metadata={"help": "A name, a folder, or tiny."})
+    games: list[str] = field(default_factory=lambda: list(CARD_GAMES), metadata={"help": "Tasks to play."})
     episodes: int = field(default=192, metadata={"help": "Episodes a game."})
     temperature: float = field(default=0.5, metadata={"help": "Of the sampled rows."})
     max_completion_length: int = field(default=96, metadata={"help": "In tokens."})
     seed: int = field(default=1, metadata={"help": "Decides the deals and the samples."})
-    output: str | None = field(default=None, metadata={"help": "Write the figures to this JSON file too."})
+    output: str | None = field(default=None, metadata={"help": "Update the figures in this JSON file."})
 
 
 class ReadingAgent(PolicyAgent):
@@ -66,10 +72,10 @@ def main() -> None:
     model, processor = load_policy(args.model_name_or_path)
     options = {"temperature": args.temperature, "max_completion_length": args.max_completion_length}
     engine = TransformersEngine(VLMPolicy(model, processor, **options), model)
-    table = Table("game", "hands", "", "success", "reading", "true thoughts", "valid", "steps/s")
+    table = Table("game", "starts", "", "success", "reading", "true thoughts", "valid", "steps/s")
     figures = []
-    for name, hands in GAMES:
-        task = make_task(name, **({} if hands == "all" else {"hands": hands}))
+    for name, starts, task_options in (game for game in GAMES if game[0] in args.games):
+        task = make_task(name, **task_options)
         for greedy in (True, False):
             torch.manual_seed(args.seed)
             agent = ReadingAgent(engine, task, greedy)
@@ -78,12 +84,15 @@ def main() -> None:
             speed = len(agent.read) / agent.seconds
             shares = [f"{value:.3f}" for value in (read.value, metrics["true_thoughts"], metrics["valid"])]
             mode = "greedy" if greedy else "sampled"
-            table.add_row(name, hands, mode, str(report.success), *shares, f"{speed:.0f}")
-            figures.append({"task": name, "hands": hands, "mode": mode, "reading": read.value, **metrics})
+            table.add_row(name, starts, mode, str(report.success), *shares, f"{speed:.0f}")
+            measured = {"reading": read.value, **metrics}
+            figures.append({"task": name, "starts": starts, "mode": mode, "options": task_options, **measured})
     Console().print(table)
     if args.output:
-        with open(args.output, "w", encoding="utf-8") as file:
-            json.dump(figures, file, indent=1)
+        file = Path(args.output)
+        others = json.loads(file.read_text("utf-8")) if file.exists() else []
+        kept = [row for row in others if row["task"] not in args.games]
+        file.write_text(json.dumps(kept + figures, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -83,6 +83,7 @@ def agent(tmp_path, **changes):
         "is_adapter": False,
         "task": ColourTask(),
         "corrector": None,
+        "guide": "",
         "args": quiet_config(tmp_path / "run"),
         "log": [],
         "paper": GTRTrainer._paper,
@@ -101,6 +102,20 @@ def test_a_base_model_of_the_hub_is_linked_and_a_folder_is_not_told(tmp_path):
     assert private.data.base_model is None
 
 
+def test_a_task_with_options_is_made_with_them(tmp_path):
+    lake = make_task(
+        "gym:trl_gtr/FrozenLake-v0", goal="Reach it.", env_kwargs={"size": 3}, expert="operator:itemgetter"
+    )
+    for task in (lake, make_task("minigrid", view="full"), make_task("frozen_lake", split="train")):
+        (snippet,) = PYTHON.findall(model_card(agent(tmp_path, task=task)).text)
+        (line,) = re.findall(r"^task = (.*)$", snippet, re.MULTILINE)
+        again = eval(line, {"make_task": make_task})
+        assert type(again) is type(task)
+        assert again.options == task.options
+        assert again.prompt(None, {"mission": "go", "carrying": "nothing"}).startswith("You are")
+    assert "size" in model_card(agent(tmp_path, task=lake)).text
+
+
 def test_a_run_that_was_neither_evaluated_nor_corrected_has_a_card_too(tmp_path):
     card = model_card(agent(tmp_path))
     assert "It was not evaluated." in card.text
@@ -108,6 +123,11 @@ def test_a_run_that_was_neither_evaluated_nor_corrected_has_a_card_too(tmp_path)
     assert "a model built from scratch" in card.text
     assert "from toy import ColourTask" in card.text
     assert card.data.eval_results is None
+
+
+def test_a_guide_without_a_corrector_is_told(tmp_path):
+    text = model_card(agent(tmp_path, guide="GTR-Turbo (kl)")).text
+    assert "- guide: GTR-Turbo (kl)\n- corrector: none\n" in text
 
 
 def test_the_corrector_and_its_cost_are_told(tmp_path):

@@ -10,8 +10,12 @@ import cloudpickle
 import pytest
 from toy import BareColourTask, ColourTask
 
+from trl_gtr.correctors.base import Corrector
+from trl_gtr.engines.base import Engine
 from trl_gtr.evaluation.agents import RandomAgent
 from trl_gtr.evaluation.evaluate import evaluate_agent
+from trl_gtr.guides.base import Guide
+from trl_gtr.learning.advantages import AdvantageEstimator
 from trl_gtr.responses.format import Field, ThoughtFormat
 from trl_gtr.tasks import TASKS, Rubric, Task, make_task
 from trl_gtr.tasks.base import general_rubric, is_true_thought
@@ -70,12 +74,28 @@ def test_name_and_format_may_be_assigned() -> None:
         ("reward_scal", 0.1, "reward_scale"),
         ("vectorisation", "processes", "vectorization"),
         ("rubrik", Rubric(role="", questions={}), "rubric"),
+        ("rubrics", lambda self: Rubric(role="", questions={}), "rubric"),
         ("reading_part", ("colour",), "reading_parts"),
     ],
 )
 def test_misspelt_members(name: str, value: Any, meant: str) -> None:
     misspelt = type("Misspelt", (BareColourTask,), {name: value})
     with pytest.raises(TypeError, match=rf"Misspelt\.{name} is not a member of Task; did you mean `{meant}`\?"):
+        misspelt()
+
+
+@pytest.mark.parametrize(
+    ("contract", "name", "meant"),
+    [
+        (Corrector, "exausted", "exhausted"),
+        (Guide, "label", "labels"),
+        (Engine, "synch", "sync"),
+        (AdvantageEstimator, "normalise", "normalize"),
+    ],
+)
+def test_misspelt_members_of_other_contracts(contract: type, name: str, meant: str) -> None:
+    misspelt = type("Misspelt", (contract,), {name: lambda self: None})
+    with pytest.raises(TypeError, match=rf"Misspelt\.{name} is not a member of .*; did you mean `{meant}`\?"):
         misspelt()
 
 

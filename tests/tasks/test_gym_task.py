@@ -16,6 +16,7 @@ from rollout_cases import transition
 from trl_gtr.correctors import ExpertCorrector
 from trl_gtr.environments.rendered import RenderedObservation, is_picture
 from trl_gtr.guides.sft_data import make_sft_dataset
+from trl_gtr.rollouts.group_collector import GroupCollector
 from trl_gtr.rollouts.playing import PlayingRules
 from trl_gtr.rollouts.workers import WorkerVectorEnv
 from trl_gtr.tasks import make_task, task_options, task_options_help
@@ -342,6 +343,13 @@ def test_an_expert_must_think_and_act(answer: Any) -> None:
 def test_a_seed_without_effect_is_a_warning() -> None:
     with pytest.warns(UserWarning, match="doesn't determine how an episode starts"):
         make_task("gym:test/Unseeded-v0", actions=["left", "right"])
+
+
+def test_group_methods_refuse_a_seed_without_effect() -> None:
+    with pytest.warns(UserWarning, match="doesn't determine"):
+        task = make_task("gym:test/Unseeded-v0", actions=["left", "right"])
+    with pytest.raises(ValueError, match=r"start differently although they are reset with the same seed"):
+        GroupCollector(task, num_envs=4, group_size=2, seed=0)
 
 
 def test_rendering_needs_the_right_mode() -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 from torch import nn
 
+from ..tasks.contract import Contract
 from ..types import Generation
 
 
-class Engine(ABC):
+class Engine(Contract):
     """Generates responses, in training and in evaluation.
 
     A [`VLMPolicy`] tells the engine what it needs to know about the model (a prompt's token ids, ids that must not be
@@ -28,6 +29,12 @@ class Engine(ABC):
             greedy: Take the most likely token instead of sampling.
         """
 
+    def prepare(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> None:
+        """Do what can be done ahead for a later `generate` with these prompts and images, such as image processing.
+
+        Optional, and called only with `GTRConfig.overlap`: from another thread, while `generate` runs with others.
+        """
+
     @contextmanager
     def ready(self) -> Iterator[None]:
         """Prepare for a series of `generate` calls (a rollout or an evaluation) and clean up afterwards.
@@ -36,7 +43,7 @@ class Engine(ABC):
         """
         yield
 
-    def sync(self, policy: nn.Module) -> None:  # noqa: B027
+    def sync(self, policy: nn.Module) -> None:
         """Use these weights from now on. Called by all processes when training begins and after each update.
 
         An engine that generates with the trained model itself needs to do nothing.
@@ -45,5 +52,5 @@ class Engine(ABC):
             policy: The trained vision-language model, possibly with an adapter. Under ZeRO-3 its weights are sharded.
         """
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Release the engine's resources: processes, memory, connections."""

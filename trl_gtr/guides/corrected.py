@@ -98,7 +98,7 @@ def choose_guide(guide: Guide | None, corrector: Corrector | str | None, args: G
     if isinstance(guide, Corrector):
         raise TypeError(f"{type(guide).__name__} is a corrector: pass it as `corrector`.")
     if guide is not None:
-        return guide
+        return Guide.ensure(guide)
     if corrector is not None:
         return CorrectedThoughts(corrector)
     if args.thought_cloning_coef > 0:

@@ -6,7 +6,7 @@ Notation: T rollout steps, N environments. One sample is one *environment step*,
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
@@ -16,20 +16,13 @@ import torch
 from torch import Tensor
 
 from ..config import GTRConfig
+from ..distributed.presets import VALUE_FIELDS
 from ..tasks.base import Task
+from ..tasks.contract import Contract
 from ..types import Rollout, Transition
 from .group_advantages import Norm, episode_returns, gigpo, grpo, rloo
 from .losses import same_shape
 
-VALUE_FIELDS = (
-    "vf_coef",
-    "cliprange_value",
-    "value_head_sizes",
-    "value_learning_rate",
-    "value_gradient_to_trunk",
-    "value_warmup_updates",
-)
-"""Settings without effect in a run without a value head."""
 GROUP_FIELDS = ("group_size", "group_norm", "step_advantage_coef", "refill_groups")
 """Settings without effect in a run without groups."""
 EQUAL = 1e-9
@@ -61,7 +54,7 @@ class Advantages:
     """Values to log; each name's mean is taken over all processes."""
 
 
-class AdvantageEstimator(ABC):
+class AdvantageEstimator(Contract):
     """Computes advantages from rewards and, if needed, values.
 
     The estimator decides how to use a format reward: as an ordinary reward, or as a bonus for its own step.
@@ -264,7 +257,7 @@ def choose_estimator(given: AdvantageEstimator | None, args: GTRConfig, task: Ta
     """The given estimator, or the one that the settings name; validated."""
     kind = GAE if args.advantage_estimator == "gae" else GroupRelative
     estimator = given or kind.from_config(args, args.reward_scale or float(task.reward_scale))
-    estimator.check(args)
+    AdvantageEstimator.ensure(estimator).check(args)
     return estimator
 
 

@@ -53,7 +53,8 @@ class TrainedAgent:
         hub_model_id: Its name on the Hub; `None` if it is not there.
         base_model: Name or folder of the starting model.
         is_adapter: It is an adapter for the base model, not a full model.
-        corrector: The corrector; `None` for PPO alone.
+        corrector: The corrector; `None` if there is none.
+        guide: Who else teaches thoughts; empty for nobody.
         log: The run's log history.
         paper: `title`, `id` and `citation`.
     """
@@ -64,6 +65,7 @@ class TrainedAgent:
     is_adapter: bool
     task: Task
     corrector: str | None
+    guide: str
     args: GTRConfig
     log: Sequence[Mapping[str, Any]]
     paper: Mapping[str, str]
@@ -166,7 +168,8 @@ def _snippet(agent: TrainedAgent) -> str:
     """Code that plays one step with the saved agent, using only its task, its folder and transformers."""
     kind = type(agent.task)
     if kind.__module__.startswith("trl_gtr."):
-        names, task = "load_policy, make_task", f'make_task("{agent.task.name}")'
+        options = "".join(f", {name}={value!r}" for name, value in agent.task.options.items())
+        names, task = "load_policy, make_task", f'make_task("{agent.task.name}"{options})'
         own = ""
     else:
         names, task = "load_policy", f"{kind.__name__}()  # with its training settings"
@@ -220,8 +223,10 @@ def _training(agent: TrainedAgent) -> str:
     lines = [f"- updates: {max((entry['step'] for entry in agent.log), default=0):,}"]
     if "env_steps" in last:
         lines.append(f"- environment steps: {last['env_steps']:,.0f}")
+    if agent.guide:
+        lines.append(f"- guide: {agent.guide}")
     if agent.corrector is None:
-        lines.append("- corrector: none (PPO alone)")
+        lines.append("- corrector: none" if agent.guide else "- corrector: none (PPO alone)")
     else:
         cost = [words.format(last[name]) for name, words in COST.items() if name in last]
         corrected = curve({"log": agent.log}, "corrector/corrected")

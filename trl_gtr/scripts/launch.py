@@ -21,7 +21,16 @@ from pathlib import Path
 
 from ..tasks import task_options
 from .options import Option, UnknownSource, imported_options, launcher_options, train_options
-from .settings import command_line, find_own_modules, given_options, settings_of, task_of, value_of, with_defaults
+from .settings import (
+    command_line,
+    find_own_modules,
+    given_options,
+    preset_of,
+    settings_of,
+    task_of,
+    value_of,
+    with_defaults,
+)
 from .usage import check_names, format_help, one_line_errors, options_of_task
 
 # Field headings in the sources → groups in the help, in this order.
@@ -30,9 +39,11 @@ _GROUPS = {
     "model": "model",
     "sizes": "sizes",
     "the response": "response",
+    "what a step is worth": "what a step is worth",
     "defaults that differ from PPOConfig's": "PPO",
     "PPO": "PPO",
     "thought cloning": "thought cloning",
+    "guide": "guide",
     "corrector": "corrector",
     "several processes, faults, resuming": "processes, faults, resuming",
     "logging": "output",
@@ -105,10 +116,11 @@ def check_words(
     known = _options()
     words = with_defaults(words, task or known["task"].default)
     task, values = task_of(words, known["task"].default), settings_of(words)
+    preset_of(words)  # an unknown one is an error
     if {"-h", "--help", "--help-all", "--help_all"} & set(words):
         full = not {"-h", "--help"} & set(words)
         usage = f"{prog} [--task TASK] [--config FILE.yaml] [--OPTION VALUE ...]   (--help-all: every option)"
-        values |= values.get("task_options") or {}
+        values = preset_of(words) | values | (values.get("task_options") or {})
         print(format_help(usage, description, help_options(task, full), values, full=full), end="")
         raise SystemExit(0)
     theirs = set(launcher_options()) - set(known) if launcher else set()

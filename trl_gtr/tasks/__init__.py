@@ -23,6 +23,7 @@ TASKS = {
     "frozen_lake": ("grids.frozen_lake", "FrozenLakeTask"),
     "taxi": ("grids.taxi", "TaxiTask"),
     "cliff_walking": ("grids.cliff_walking", "CliffWalkingTask"),
+    "minigrid": ("grids.minigrid", "MiniGridTask"),
 }
 
 

@@ -93,6 +93,9 @@ class Task(Contract):
     def success(self, transitions: Sequence[Transition]) -> bool:
         """Whether this complete episode reached the goal."""
 
+    options: Mapping[str, Any] = {}
+    """The options with which `make_task` makes this task again, for the model card."""
+
     # -- ground truth, if known ------------------------------------------------------------------------------------
 
     reading_parts: Sequence[str] = ()

@@ -1,4 +1,4 @@
-"""The base of `Task` and `Corrector`: checks a subclass when it is instantiated.
+"""The base of `Task`, `Corrector` and the other contracts: checks a subclass when it is instantiated.
 
 Members without a default must be defined. A name close to a member's is an error: it is probably a typo, and the
 default would silently be used instead.
@@ -80,7 +80,7 @@ def _check_spelling(cls: type, defined: Mapping[str, Any], members: Mapping[str,
     for name, value in defined.items():
         if name.startswith("_") or name in known:
             continue
-        alike = {_bare(n): n for n, member in members.items() if _is_method(member) == _is_method(value)}
+        alike = {_bare(n): n for n, member in members.items() if _may_replace(value, member)}
         near = difflib.get_close_matches(_bare(name), alike, n=1, cutoff=_CUTOFF)
         if near and abs(len(near[0]) - len(_bare(name))) <= _MAX_LENGTH_DIFFERENCE:
             raise TypeError(
@@ -97,6 +97,11 @@ def _check_nothing_missing(cls: type, names: list[str], contract: type) -> None:
 
 def _bare(name: str) -> str:
     return name.replace("_", "").lower()
+
+
+def _may_replace(value: Any, member: Any) -> bool:
+    """A misspelt property is likely to lack its decorator too."""
+    return isinstance(member, property) or _is_method(member) == _is_method(value)
 
 
 def _is_method(value: Any) -> bool:

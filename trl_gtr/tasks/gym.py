@@ -97,6 +97,15 @@ class GymTask(Task):
         if isinstance(actions, str):
             actions = _function("actions", actions)
         self.actions = self._examine(actions)
+        named = {"wrap": self._wrap, **self._functions}
+        self.options = {
+            "goal": goal,
+            "actions": _path(self.actions) if callable(self.actions) else self.actions,
+            **({"env_kwargs": self.env_kwargs} if self.env_kwargs else {}),
+            **{name: _path(function) for name, function in named.items() if function is not None},
+            **({"prompt": prompt} if prompt != PROMPT else {}),
+            **({} if thoughts else {"thoughts": False}),
+        }
         self.format = format or ThoughtFormat(FIELDS if thoughts else (), action_help="one of the allowed actions")
         self._prompt = _checked_template(prompt)
 
@@ -219,6 +228,11 @@ def _function(name: str, given: Any) -> Any:
     if given is not None and not callable(given):
         raise ValueError(f"`{name}` must be a function, not {given!r:.100}.")
     return given
+
+
+def _path(function: Callable[..., Any]) -> str:
+    """How a function is written in a file: `package.module:function`."""
+    return f"{function.__module__}:{function.__qualname__}"
 
 
 def _checked_template(prompt: str) -> str:

@@ -1,4 +1,5 @@
-"""The embedded models, LLaVAs with a million parameters: `tiny` for the four card games, `tiny-alfworld` for ALFWorld.
+"""The embedded models, LLaVAs with a million parameters: `tiny` for the four card games, `tiny-alfworld` for ALFWorld,
+`tiny-grids` for FrozenLake.
 
 `load_policy("tiny")` loads the shipped weights, deliberately half-trained; `build()` creates a randomly initialised
 model; `path()` is the folder with the weights. How they were made and what they can do: docs/tiny_llava.md.
@@ -11,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+CARD_GAMES = ("points24", "ezpoints", "number_line", "blackjack")
 
 
 def _card_pieces() -> list[str]:
@@ -25,11 +28,19 @@ def _alfworld_pieces() -> list[str]:
     return pieces()
 
 
+def _grid_pieces() -> list[str]:
+    from .grids_vocabulary import pieces
+
+    return pieces()
+
+
 @dataclass(frozen=True)
 class Variant:
     """What differs between the embedded models."""
 
     folder: str
+    tasks: tuple[str, ...]
+    """The tasks it was trained on."""
     pieces: Callable[[], list[str]]
     """Texts that are single tokens."""
     image_size: int
@@ -38,8 +49,10 @@ class Variant:
 
 VARIANTS = {
     # A card of Points24 is a quarter of the picture wide: one patch for its rank, one for its suit.
-    "tiny": Variant("weights", _card_pieces, image_size=96, patch_size=24),
-    "tiny-alfworld": Variant("alfworld_weights", _alfworld_pieces, image_size=120, patch_size=24),
+    "tiny": Variant("weights", CARD_GAMES, _card_pieces, image_size=96, patch_size=24),
+    "tiny-alfworld": Variant("alfworld_weights", ("alfworld",), _alfworld_pieces, image_size=120, patch_size=24),
+    # One patch for each square of FrozenLake's 4×4 maps.
+    "tiny-grids": Variant("grids_weights", ("frozen_lake",), _grid_pieces, image_size=96, patch_size=24),
 }
 
 
@@ -54,8 +67,13 @@ def name_of(model: str) -> str:
     return shipped.get("/".join(Path(model).parts[-2:]), model)
 
 
+def for_task(task: str) -> str | None:
+    """The embedded model that knows this task; `None` if there is none."""
+    return next((name for name, variant in VARIANTS.items() if task in variant.tasks), None)
+
+
 def figures() -> list[dict[str, Any]]:
-    """Measured performance of the "tiny" weights, one row per game and mode.
+    """Measured performance of the shipped weights, one row per game and mode.
 
     Written by `examples/benchmarks/tiny_start.py`.
     """
@@ -79,4 +97,4 @@ def save(model: Any, processor: Any, folder: str | Path) -> None:
     (Path(folder) / "model.safetensors").chmod(0o644)  # safetensors makes it readable by its owner only
 
 
-__all__ = ["VARIANTS", "build", "figures", "name_of", "path", "save"]
+__all__ = ["CARD_GAMES", "VARIANTS", "build", "figures", "for_task", "name_of", "path", "save"]

@@ -12,8 +12,8 @@ from typing import Any
 
 from ..tasks import Task, blackjack, make_task, number_line
 from ..tasks.points import thoughts as points_thoughts
+from . import CARD_GAMES
 
-GAMES = ("points24", "ezpoints", "number_line", "blackjack")
 BLANK = "987654321"
 """Placeholder for the variable parts of a response; valid as text and as a number, so that it fits every field."""
 # Fillers longer than one character.
@@ -24,7 +24,7 @@ WORDS = ("below", "above", "up", "down", "soft ", *blackjack.ACTIONS)
 def pieces() -> list[str]:
     """All single-token parts, without duplicates, in a fixed order."""
     found: dict[str, None] = {}
-    for name in GAMES:
+    for name in CARD_GAMES:
         for thoughts in (True, False):
             task = make_task(name, thoughts=thoughts)
             found |= dict.fromkeys([*prompt_parts(task), *response_parts(task)])

@@ -11,7 +11,7 @@ import gymnasium as gym
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from trl_gtr.environments.grids.frozen_lake import FrozenLakeMapsEnv
+from trl_gtr.environments.grids.frozen_lake import FrozenLakeMapsEnv, split_of
 
 SMALL = ["SFF", "FHF", "FFG"]
 
@@ -40,6 +40,23 @@ def test_every_episode_has_a_new_map_that_can_be_won() -> None:
     assert env.reset()[1]["map"] != env.reset()[1]["map"]
 
 
+def test_no_map_is_both_trained_on_and_unseen() -> None:
+    maps = {}
+    for split in ("train", "unseen"):
+        env = FrozenLakeMapsEnv(split=split)
+        maps[split] = {"/".join(env.reset(seed=seed)[1]["map"]) for seed in range(150)}
+        assert {split_of(lines.split("/")) for lines in maps[split]} == {split}
+    assert not maps["train"] & maps["unseen"]
+    drawn = [split_of(FrozenLakeMapsEnv().reset(seed=seed)[1]["map"]) for seed in range(200)]
+    assert 0.15 < drawn.count("unseen") / len(drawn) < 0.35
+    assert split_of(["SFFF", "FHFH", "FFFH", "HFFG"]) == "train"  # for good: the shipped model was trained on it
+
+
+def test_a_split_without_maps_is_refused() -> None:
+    with pytest.raises(ValueError, match="choose a larger size"):  # the only map is one to train on
+        FrozenLakeMapsEnv(size=2, frozen=1.0, split="unseen").reset(seed=0)
+
+
 def test_the_map_decides_what_happens() -> None:
     env = FrozenLakeMapsEnv(size=3)
     assert env.reset(options={"map": SMALL})[1]["map"] == SMALL
@@ -62,6 +79,7 @@ def test_a_fixed_map() -> None:
         ({"size": 1}, "size must be"),
         ({"size": 9}, "from 2 to 8"),
         ({"frozen": 0}, "frozen must be"),
+        ({"split": "test"}, "all, train, unseen"),
         ({"map": "SFHG"}, "list of lines"),
         ({"map": ["SF", "HGG"]}, "equal length"),
         ({"map": ["SF", "HX"]}, "made of S, F, H and G"),

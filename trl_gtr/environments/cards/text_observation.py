@@ -16,9 +16,10 @@ MAX_LENGTH = 1000
 
 
 class TextObservation(gym.Wrapper[str, Any, Any, Any], gym.utils.RecordConstructorArgs):
-    """Replaces a card game's image with a sentence that says exactly what the image shows.
+    """Replaces the image of a card game or a MiniGrid level with sentences that say what it shows.
 
-    The dealer's hidden card in Blackjack stays hidden. `info` is unchanged.
+    The dealer's hidden card in Blackjack stays hidden. Walls of a level are left out, except in front of the agent.
+    `info` is unchanged.
 
     >>> import gymnasium as gym, trl_gtr.environments
     >>> env = TextObservation(gym.make("gym_cards/NumberLine-v0"))
@@ -41,7 +42,7 @@ class TextObservation(gym.Wrapper[str, Any, Any, Any], gym.utils.RecordConstruct
 
 
 def sentence(info: Mapping[str, Any]) -> str:
-    """What the player may see of a state, from the info of any of the four games."""
+    """What the player may see of a state, from the info of a card game or a MiniGrid level."""
     if "Formula" in info:
         formula = "".join(map(str, info["Formula"]))
         return f"The cards are {_list(info['Cards'])}. " + (
@@ -55,7 +56,20 @@ def sentence(info: Mapping[str, Any]) -> str:
         points = f"{'soft ' if usable_ace(hand) else ''}{total(hand)}"
         held = _list([suit + face for _, face, suit in hand])
         return f"The dealer shows the {in_words(suit + face)}. You hold {held}: {points} points."
-    raise ValueError(f"TextObservation only supports the four card games; this info has the keys {sorted(info)}")
+    if "mission" in info:
+        return _level(info)
+    raise ValueError(
+        f"TextObservation only supports the four card games and MiniGrid; this info has the keys {sorted(info)}"
+    )
+
+
+def _level(info: Mapping[str, Any]) -> str:
+    row, column = info["player"]
+    seen = ", ".join(f"{name} at {row},{column}" for row, column, name in info["objects"]) or "nothing else"
+    return (
+        f"Your mission: {info['mission']}. You carry: {info['carrying']}. You are at {row},{column}, facing "
+        f"{info['facing']}. In front of you: {info['ahead']}. You see: {seen}."
+    )
 
 
 def _list(cards: list[str]) -> str:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
 
 MIN_SIZE, MAX_SIZE = 2, 8
+SPLITS = ("all", "train", "unseen")
+UNSEEN_SHARE = 4
+"""One in this many maps is kept for evaluation."""
+_MAX_DRAWS = 1000
 
 
 class FrozenLakeMapsEnv(FrozenLakeEnv):
@@ -18,8 +23,7 @@ class FrozenLakeMapsEnv(FrozenLakeEnv):
     probability ⅓ to each side.
 
     ## Observation
-    `Discrete(size²)`: the square, counted row by row. The picture comes from `render()`; it needs pygame (`pip install
-    "gymnasium[toy-text]"`).
+    `Discrete(size²)`: the square, counted row by row. The picture comes from `render()`.
 
     ## Actions
     `Discrete(4)`: 0 left, 1 down, 2 right, 3 up. At the edge, nothing moves.
@@ -37,6 +41,8 @@ class FrozenLakeMapsEnv(FrozenLakeEnv):
     - `size=4`: rows and columns of random maps, 2 to 8.
     - `frozen=0.8`: share of squares that are not holes.
     - `map=None`: play only this map, a list of lines.
+    - `split="all"`: which random maps to play: `"train"`, `"unseen"` (a quarter of all maps, for evaluation; no map is
+      in both) or all.
     - `is_slippery=False`: whether moves can go sideways.
     - `render_mode=None`: or `"rgb_array"`, `"human"`, `"ansi"`.
 
@@ -50,6 +56,7 @@ class FrozenLakeMapsEnv(FrozenLakeEnv):
         size: int = 4,
         frozen: float = 0.8,
         map: Sequence[str] | None = None,
+        split: str = "all",
         is_slippery: bool = False,
         render_mode: str | None = None,
     ) -> None:
@@ -57,7 +64,9 @@ class FrozenLakeMapsEnv(FrozenLakeEnv):
             raise ValueError(f"size must be an integer from {MIN_SIZE} to {MAX_SIZE}, not {size!r}")
         if not 0 < frozen <= 1:
             raise ValueError(f"frozen must be a share above 0 and up to 1, not {frozen!r}")
-        self.size, self.frozen, self.is_slippery = size, frozen, is_slippery
+        if split not in SPLITS:
+            raise ValueError(f"split must be one of {', '.join(SPLITS)}, not {split!r}")
+        self.size, self.frozen, self.split, self.is_slippery = size, frozen, split, is_slippery
         self.map = None if map is None else _checked(map)
         first = self.map or ["S" + "F" * (size - 1), *["F" * size] * (size - 2), "F" * (size - 1) + "G"]
         self._lines = first
@@ -67,10 +76,7 @@ class FrozenLakeMapsEnv(FrozenLakeEnv):
         super().reset(seed=seed)
         if options and set(options) != {"map"}:
             raise ValueError(f"reset options must be a dict with only the key 'map', not {options!r}")
-        if options:
-            lines = _checked(options["map"])
-        else:
-            lines = self.map or generate_random_map(self.size, self.frozen, seed=int(self.np_random.integers(2**31)))
+        lines = _checked(options["map"]) if options else self.map or self._random_map()
         if (len(lines), len(lines[0])) != (self.nrow, self.ncol):
             raise ValueError(f"the map must have {self.nrow} rows and {self.ncol} columns, not {lines!r}")
         self._lines = lines
@@ -83,8 +89,23 @@ class FrozenLakeMapsEnv(FrozenLakeEnv):
         observation, reward, terminated, truncated, info = super().step(int(a))
         return observation, float(reward), terminated, truncated, self._with_map(info)
 
+    def _random_map(self) -> list[str]:
+        for _ in range(_MAX_DRAWS):
+            lines = generate_random_map(self.size, self.frozen, seed=int(self.np_random.integers(2**31)))
+            if self.split in ("all", split_of(lines)):
+                return lines
+        raise ValueError(
+            f"no map of size {self.size} with frozen={self.frozen} found in the split {self.split!r}: choose a larger "
+            'size, a smaller share of frozen squares, or split="all"'
+        )
+
     def _with_map(self, info: dict[str, Any]) -> dict[str, Any]:
         return {**info, "map": list(self._lines)}
+
+
+def split_of(lines: Sequence[str]) -> str:
+    """The split a map belongs to, by its checksum: always the same for the same map."""
+    return "train" if zlib.crc32("/".join(lines).encode()) % UNSEEN_SHARE else "unseen"
 
 
 def _checked(lines: Any) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,16 +26,23 @@ class GridTask(Task):
     """The name of each environment action, by index; words that `named_move` knows."""
     fields: Sequence[Field]
     """What is read from the picture; `thoughts` follows."""
+    named_move: Callable[[str], str | None] = staticmethod(named_move)
+    """Finds the move that a thought settles on."""
     template: str
     """The prompt, with the fields `{moves}` and `{instructions}`."""
 
     def __init__(self, *, env_kwargs: Mapping[str, Any] | None = None, thoughts: bool = True) -> None:
         self.env_kwargs = dict(env_kwargs or {})
+        self.options = {
+            **self.options,
+            **({"env_kwargs": self.env_kwargs} if self.env_kwargs else {}),
+            **({} if thoughts else {"thoughts": False}),
+        }
         told = Field("thoughts", "text", "what follows from it, and which action is best")
         self.format = ThoughtFormat(
             (*self.fields, told) if thoughts else (),
             action_help="one of the allowed actions",
-            conclusion=partial(from_thoughts, named_move),
+            conclusion=partial(from_thoughts, self.named_move),
         )
         self.reading_parts = tuple(field.key for field in self.fields)
         self._prompt = self.template.format(moves=", ".join(self.moves), instructions=self.format.instructions())

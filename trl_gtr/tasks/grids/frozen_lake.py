@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 
 from ... import environments  # noqa: F401  registers the games
-from ...environments.grids.frozen_lake import FrozenLakeMapsEnv
+from ...environments.grids.frozen_lake import SPLITS, FrozenLakeMapsEnv
 from ...environments.grids.tabular import GAMMA, action_values, best_actions
 from ...environments.rendered import RenderedObservation
 from ...responses.format import Field
@@ -32,6 +32,7 @@ Positions are "row,column", counted from 1 in the upper left corner.
 Allowed actions: {{moves}}
 {{instructions}}"""
 SLIPPERY = " The ice is slippery: a move goes to its left or to its right as often as straight on."
+REASON = "From {player} the {kind} way to {goal} starts {move}, so I go {move}."
 
 RUBRIC = Rubric(
     role="You judge one step of an agent that crosses a frozen lake.",
@@ -50,6 +51,7 @@ class FrozenLakeTask(GridTask):
     """The task around `trl_gtr/FrozenLake-v0`: a new map for every episode. Stateless.
 
     Args:
+        split: Which random maps to play: `train`, `unseen` (a quarter of all maps, for evaluation) or `all`.
         env_kwargs: Options of the environment, e.g. `{"size": 8, "is_slippery": true}`.
         thoughts: Ask for thoughts; false trains actions alone.
     """
@@ -63,15 +65,20 @@ class FrozenLakeTask(GridTask):
         Field("holes", "list", "the position of every hole"),
     )
 
-    def __init__(self, *, env_kwargs: Mapping[str, Any] | None = None, thoughts: bool = True) -> None:
+    def __init__(
+        self, *, split: str = "all", env_kwargs: Mapping[str, Any] | None = None, thoughts: bool = True
+    ) -> None:
+        if split not in SPLITS:
+            raise ValueError(f"split must be one of {', '.join(SPLITS)}, not {split!r}.")
+        self.split = split
+        self.options = {} if split == "all" else {"split": split}
         self.slippery = bool((env_kwargs or {}).get("is_slippery", False))
         self.template = PROMPT.format(slippery=SLIPPERY if self.slippery else "")
         super().__init__(env_kwargs=env_kwargs, thoughts=thoughts)
 
     def make_env(self, *, evaluation: bool = False) -> gym.Env:
-        return RenderedObservation(
-            gym.make(ENV_ID, disable_env_checker=True, render_mode="rgb_array", **self.env_kwargs)
-        )
+        options = {"render_mode": "rgb_array", "split": self.split, **self.env_kwargs}
+        return RenderedObservation(gym.make(ENV_ID, disable_env_checker=True, **options))
 
     def reading(self, info: Mapping[str, Any]) -> Reading:
         lines = info["map"]
@@ -91,9 +98,8 @@ class FrozenLakeTask(GridTask):
         return [self.moves[action] for action in best_actions(values)] if values.max() > 0 else []
 
     def reason(self, info: Mapping[str, Any], move: str) -> str:
-        reading = self.reading(info)
         kind = "safest" if self.slippery else "shortest"
-        return f"From {reading['player']} the {kind} way to {reading['goal']} starts {move}, so I go {move}."
+        return REASON.format(kind=kind, move=move, **self.reading(info))
 
     def believed_info(self, fields: Mapping[str, Any], public_state: Mapping[str, Any]) -> dict[str, Any]:
         """The map if player, goal and holes are where the thought sees them."""

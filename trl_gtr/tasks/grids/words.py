@@ -46,22 +46,32 @@ def read_position(text: Any) -> tuple[int, int] | None:
 def same_reading(given: Any, true: str | list[str]) -> bool:
     """Whether a field of the thought says what is true: positions in any order and spelling, words in any case."""
     if isinstance(true, list):
-        if not isinstance(given, list):
-            return False
-        read = [read_position(each) for each in given]
-        return None not in read and sorted(map(str, read)) == sorted(str(read_position(each)) for each in true)
-    if (position := read_position(true)) is not None:
-        return read_position(given) == position
-    return isinstance(given, str) and given.strip().casefold() == true.casefold()
+        return isinstance(given, list) and sorted(map(_plain, given)) == sorted(map(_plain, true))
+    return isinstance(given, str) and _plain(given) == _plain(true)
+
+
+def _plain(text: Any) -> str:
+    """A position, or words without articles, in a form that doesn't depend on spelling."""
+    if (position := read_position(text)) is not None:
+        return write_position(position)
+    return " ".join(word for word in str(text).casefold().split() if word not in ("a", "an", "the"))
 
 
 def named_move(thoughts: str) -> str | None:
-    """The move that the text settles on: up, down, left, right, pickup or dropoff; `None` if it is ambiguous.
+    """The move that the text settles on: up, down, left, right, pickup or dropoff; `None` if it is ambiguous."""
+    return settled_move(thoughts, _MOVES)
+
+
+def settled_move(thoughts: str, names: re.Pattern[str]) -> str | None:
+    """The move that the text settles on; `None` if it is ambiguous.
 
     Reasons and mentions that aren't choices are ignored: "not left", "because the target is above".
+
+    Args:
+        names: A pattern of all moves. The name of the group that matches is the move, with `_` for a space.
     """
     return settle(
-        (str(match.lastgroup), bool(_CHOSEN.search(before)))
-        for match, before in mentions(thoughts, _MOVES)
+        (str(match.lastgroup).replace("_", " "), bool(_CHOSEN.search(before)))
+        for match, before in mentions(thoughts, names)
         if not _NOT_CHOSEN.search(before)
     )

@@ -1,0 +1,27 @@
+"""Check what a trainer was given, and say what to pass instead."""
+
+from __future__ import annotations
+
+from transformers import TrainingArguments
+
+from ..config import GTRConfig
+from ..tasks.base import Task
+
+
+def check_args(args: object) -> GTRConfig:
+    """The given settings, or the default ones; raises a helpful `TypeError` for anything else."""
+    if args is None or isinstance(args, GTRConfig):
+        return args or GTRConfig()
+    kind = type(args).__name__
+    if isinstance(args, Task):
+        raise TypeError(f"`args` is a {kind}: pass it as `task`, and as `args` a GTRConfig.")
+    if isinstance(args, TrainingArguments):
+        raise TypeError(f"`args` is a {kind}: write GTRConfig(...) instead. It has the same fields, and those of GTR.")
+    raise TypeError(f"`args` must be a GTRConfig, not {kind}: write args=GTRConfig(output_dir='runs/mine', ...).")
+
+
+def check_task_given(task: object) -> Task:
+    """The given task; raises if there is none, or something else."""
+    if task is None:
+        raise ValueError("GTRTrainer needs a `task`, e.g. task=make_task('points24').")
+    return Task.ensure(task)
