@@ -28,7 +28,8 @@ LORA = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=Fa
 @pytest.fixture
 def make_trainer(toy_checkpoint, tmp_path):
     def make(guide=None, lora=False, name="run", **settings):
-        config = quiet_config(tmp_path / name, **{"learning_rate": 1e-3, "total_env_steps": 64, **settings})
+        sizes = {"rollout_steps": 2, "total_env_steps": 32}
+        config = quiet_config(tmp_path / name, **{"learning_rate": 1e-3, **sizes, **settings})
         peft_config = LORA if lora else None
         guide = guide or MergedTeacher("sft")
         return GTRTrainer(toy_checkpoint, config, ColourTask(length=3), guide=guide, peft_config=peft_config)
@@ -77,7 +78,7 @@ def test_the_first_teacher_is_the_start_and_later_ones_follow(make_trainer, lora
 
 
 def test_the_teacher_of_adapters_is_the_merge_of_their_products(make_trainer):
-    trainer = make_trainer(MergedTeacher("kl", merge="linear", weighting="sma"), lora=True, total_env_steps=32)
+    trainer = make_trainer(MergedTeacher("kl", merge="linear", weighting="sma"), lora=True, total_env_steps=16)
     layers = [m for name, m in trainer.trained.policy.named_modules() if name.endswith("self_attn.q_proj")]
     deltas = [[layer.get_delta_weight("default").detach().clone() for layer in layers]]
     real = trainer.guide.after_update
@@ -104,7 +105,7 @@ def test_weights_that_are_not_merged_are_shared(make_trainer):
 
 @pytest.mark.parametrize("lora", [False, True])
 def test_the_policy_checkpoints_its_layers_and_the_teacher_does_not(make_trainer, lora):
-    trainer = make_trainer(MergedTeacher("sft"), lora, gradient_checkpointing=True, total_env_steps=16)
+    trainer = make_trainer(MergedTeacher("sft"), lora, gradient_checkpointing=True, total_env_steps=8)
     trainer.train()
     assert not trainer.guide.teacher.is_gradient_checkpointing
     assert trainer.trained.policy.is_gradient_checkpointing
@@ -263,7 +264,7 @@ def test_the_penalty_is_in_reward_units(make_trainer):
 @pytest.mark.parametrize(("variant", "lora"), [("sft", True), ("kl", False)])
 def test_a_killed_run_resumes_to_the_same_curve(make_trainer, tmp_path, variant, lora):
     settings = {"save_strategy": "steps", "save_steps": 3, "eval_strategy": "steps", "eval_steps": 2}
-    settings |= {"eval_episodes": 2, "rollout_steps": 2, "total_env_steps": 32}
+    settings |= {"eval_episodes": 2}
 
     def trainer(name):
         return make_trainer(MergedTeacher(variant, merge_every=2, ema_alpha=0.7), lora, name, **settings)
@@ -287,7 +288,7 @@ def test_a_killed_run_resumes_to_the_same_curve(make_trainer, tmp_path, variant,
 
 
 def test_another_merge_is_another_run(make_trainer, tmp_path):
-    settings = {"save_strategy": "steps", "total_env_steps": 16}
+    settings = {"save_strategy": "steps", "total_env_steps": 8}
     make_trainer(MergedTeacher("kl"), **settings).train()
     with pytest.raises(ValueError, match=r"guide\.merge was 'ties' and is 'linear'"):
         make_trainer(MergedTeacher("kl", merge="linear"), **settings).train(resume_from_checkpoint=True)
@@ -295,7 +296,7 @@ def test_another_merge_is_another_run(make_trainer, tmp_path):
 
 def test_a_new_run_starts_with_an_empty_past(make_trainer, tmp_path):
     for _ in range(2):
-        trainer = make_trainer(total_env_steps=16)
+        trainer = make_trainer(total_env_steps=8)
         trainer.train()
         assert set(trainer.guide.files()) == {"start_000000.safetensors", "sums_000001.safetensors"}
     with pytest.raises(ValueError, match="contains an earlier run"):
