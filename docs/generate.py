@@ -71,7 +71,7 @@ def preset_values() -> str:
 
 
 def members(path: str) -> str:
-    """The public members of a base class. A method without a body is one that every subclass must define."""
+    """What a subclass of a base class may define. A method without a body is one that every subclass must define."""
     rows = []
     for member in _members(_find(path)):
         default = "*required*" if member.required else f"`{member.default}`" if member.default else "see text"
@@ -125,7 +125,7 @@ def _members(cls: type) -> Iterator[_Member]:
             yield _Member(signature, default, not default, _text_of(following))
         elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
-            if not any(decorator.endswith(".setter") for decorator in decorators):
+            if not any(decorator == "classmethod" or decorator.endswith(".setter") for decorator in decorators):
                 signature = node.name if "property" in decorators else _signature(node)
                 body = node.body[1:]  # without the docstring
                 yield _Member(signature, _constant(body), not body, _one_line(ast.get_docstring(node) or ""))

@@ -79,7 +79,7 @@ def test_colours_follow_the_system(site, browser, system, scheme):
         tab = context.new_page()
         tab.goto(address(site, "index"))
         assert tab.get_attribute("body", "data-md-color-scheme") == scheme
-        shown = tab.locator("img[src*=report_episodes]:visible")
+        shown = tab.locator("img[src*=report_correction]:visible")
         assert shown.count() == 1
         assert f"_{system}." in (shown.get_attribute("src") or "")
 

@@ -102,6 +102,14 @@ def test_weights_that_are_not_merged_are_shared(make_trainer):
     assert all(name.endswith(("q_proj.weight", "v_proj.weight")) for name in own)
 
 
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_policy_checkpoints_its_layers_and_the_teacher_does_not(make_trainer, lora):
+    trainer = make_trainer(MergedTeacher("sft"), lora, gradient_checkpointing=True, total_env_steps=16)
+    trainer.train()
+    assert not trainer.guide.teacher.is_gradient_checkpointing
+    assert trainer.trained.policy.is_gradient_checkpointing
+
+
 # --- SFT -------------------------------------------------------------------------------------------------------------
 
 

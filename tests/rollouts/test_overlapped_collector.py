@@ -119,16 +119,16 @@ class Meeting(FunctionEngine):
 
     def __init__(self) -> None:
         super().__init__(say_red)
-        self.calls, self.prepared = 0, threading.Semaphore(0)
+        self.calls, self.seen = 0, threading.Semaphore(0)
 
     def generate(self, prompts: Sequence[str], images: Sequence[np.ndarray], greedy: bool = False) -> list[Generation]:
-        assert self.calls == 0 or self.prepared.acquire(timeout=20)
+        assert self.calls == 0 or self.seen.acquire(timeout=20)
         self.calls += 1
         return super().generate(prompts, images)
 
     def prepare(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> None:
         assert threading.current_thread() is not threading.main_thread()
-        self.prepared.release()
+        self.seen.release()
 
 
 def test_one_half_steps_while_the_other_generates() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from paths import EXAMPLES, ROOT
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from trl_gtr import cli
 from trl_gtr.scripts import launch
@@ -150,6 +151,31 @@ def test_the_scripts_exit_status_is_passed_on(
 
     monkeypatch.setattr("accelerate.commands.launch.launch_command", fails)
     assert cli.main(["train"]) == reported
+
+
+@pytest.mark.parametrize(
+    ("status", "reported", "line"),
+    [
+        (2, 2, ""),
+        (130, 130, ""),
+        (1, 1, "error: Process 1 failed with exit status 1; any error of its own is above.\n"),
+        (-9, 137, "error: Process 1 was killed by signal 9; any error of its own is above.\n"),
+    ],
+)
+def test_a_failed_process_of_several_is_one_line_at_most(
+    launched: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    status: int,
+    reported: int,
+    line: str,
+) -> None:
+    def fails(args: Any) -> None:
+        raise ChildFailedError("train", {1: ProcessFailure(local_rank=1, pid=1, exitcode=status, error_file="")})
+
+    monkeypatch.setattr("accelerate.commands.launch.launch_command", fails)
+    assert cli.main(["train"]) == reported
+    assert capsys.readouterr().err == line
 
 
 def test_a_mistake_is_one_line_with_two_processes(tmp_path: Path) -> None:

@@ -139,6 +139,7 @@ class MergedTeacher(Guide):
         run, past = self._run.run, self._run.past
         if past.count == 0:  # not before training begins: the output folder may hold an earlier run until then
             self._add_policy(run)
+            self._merge()
         corrected = 0 if self.corrected is None else self.corrected.labels(rollout, update, means)
         if self.variant == "kl":
             return corrected

@@ -7,6 +7,7 @@ small snapshots, and the sums are built anew for one weight at a time.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -26,6 +27,7 @@ FOLDER = "teacher"
 Merge = Literal["ties", "linear"]
 Weighting = Literal["sma", "ema"]
 Sums = dict[str, Tensor]
+_TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,11 @@ class MergeRule:
         """The merged τ of `count` policies, the start included."""
         if self.merge == "linear":
             return sums["total"] / (count if self.weighting == "sma" else 1)
-        positive, negative = sums["positive"], sums["negative"]
-        tiny = torch.finfo(torch.float32).tiny
-        up = positive / sums["positive_weight"].clamp(min=tiny)
-        down = negative / sums["negative_weight"].clamp(min=tiny)
-        sign = positive + negative
-        return torch.where(sign > 0, up, torch.where(sign < 0, down, torch.zeros_like(sign)))
+        total = sums["positive"] + sums["negative"]
+        up = total > 0
+        agreeing = torch.where(up, sums["positive_weight"], sums["negative_weight"])
+        mean = torch.where(up, sums["positive"], sums["negative"]).div_(agreeing.clamp_(min=_TINY))
+        return mean.masked_fill_(total == 0, 0.0)
 
 
 def trimmed(difference: Tensor, density: float) -> Tensor:
@@ -230,9 +231,9 @@ class Past(ABC):
         to_teacher = travelled = 0.0
         for weight, start, newest, merged in self._differences():
             weight.write(start + merged)
-            to_teacher += float((newest - merged).double().square().sum())
-            travelled += float(newest.double().square().sum())
-        return Distance(to_teacher**0.5, travelled**0.5)
+            to_teacher = math.hypot(to_teacher, float((newest - merged).norm()))
+            travelled = math.hypot(travelled, float(newest.norm()))
+        return Distance(to_teacher, travelled)
 
     def files(self) -> dict[str, Path]:
         """All files, by name."""

@@ -36,6 +36,7 @@ def make_teacher(model: Any) -> tuple[Any, list[Weight]]:
     teacher = copy.deepcopy(model, {**shared, **own})  # tied weights stay tied
     if isinstance(teacher, PeftModel):
         teacher = teacher.unload()
+    teacher.gradient_checkpointing_disable()  # it never has gradients
     teacher.eval()
     return teacher, _weights(sources, own, layers, model)
 

@@ -67,7 +67,6 @@ _PLACED = {
     "use_cpu": "model",
 }
 _MODEL = ("model_name_or_path", "dtype", "use_peft", "lora_r", "lora_alpha")
-_USAGE_ERROR = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -171,6 +170,7 @@ def divide(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _launch(for_launcher: list[str], for_script: list[str]) -> int:
     """Run the training script through accelerate and return its exit status. The script reports usage errors."""
+    import torch
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from trl.cli.accelerate_config import resolve_accelerate_config_argument
@@ -178,6 +178,8 @@ def _launch(for_launcher: list[str], for_script: list[str]) -> int:
     with one_line_errors():
         launcher = resolve_accelerate_config_argument(for_launcher)
     args = launch_command_parser().parse_args([*launcher, "--module", "trl_gtr.scripts.train", *for_script])
+    if torch.cuda.device_count() < 2:  # then accelerate's list of the defaults that it used has no surprise
+        logging.getLogger("accelerate.commands.launch").setLevel(logging.ERROR)
     # torch logs how its processes ended; the exception below says the same
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C also reaches the script, which saves a checkpoint and exits
@@ -186,8 +188,10 @@ def _launch(for_launcher: list[str], for_script: list[str]) -> int:
     except subprocess.CalledProcessError as failed:
         return failed.returncode if failed.returncode >= 0 else 128 - failed.returncode
     except ChildFailedError as failed:
-        status = failed.get_first_failure()[1].exitcode
-        if status != _USAGE_ERROR:
-            print(failed, file=sys.stderr)
+        rank, failure = failed.get_first_failure()
+        status = failure.exitcode
+        if status == 1 or status < 0:  # otherwise the script has reported the reason in one line
+            how = "failed with exit status 1" if status == 1 else f"was killed by signal {-status}"
+            print(f"error: Process {rank} {how}; any error of its own is above.", file=sys.stderr)
         return status if status >= 0 else 128 - status
     return 0

@@ -1,7 +1,8 @@
-"""Shows `examples/notebooks/quickstart.ipynb` on its page: mkdocs calls these hooks while it builds the site."""
+"""Called by mkdocs while it builds the site: puts the notebook on its page, and mends code in tables."""
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from mkdocs.structure.pages import Page
 
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "notebooks" / "quickstart.ipynb"
 MARKER = "<!-- the notebook -->"
+TABLE_ROW = re.compile(r"^\|.*\|$", re.MULTILINE)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -24,12 +26,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     if page.file.src_uri != "notebook.md":
-        return markdown
+        return TABLE_ROW.sub(_without_escapes, markdown)
     if MARKER not in markdown:
         raise ValueError(f"docs/notebook.md has no line {MARKER}, where the notebook goes")
     # The page has a title already.
     parts = [part for number, cell in enumerate(_cells()) for part in _shown(cell, number)]
     return markdown.replace(MARKER, "\n\n".join(parts).partition("\n")[2])
+
+
+def _without_escapes(row: re.Match[str]) -> str:
+    r"""A row whose code has `|` instead of `\|`, which GitHub needs and mkdocs would show."""
+    return re.sub(r"`[^`]+`", lambda code: code[0].replace(r"\|", "|"), row[0])
 
 
 def _cells() -> list[dict[str, Any]]:
