@@ -74,7 +74,7 @@ class GTRTrainer(PPOBridge):
         optimizers: Optimizer for the model's weights, and its scheduler or `None`; built from `args` if left out.
         peft_config: Train an adapter instead of the model.
         guide: Teaches thoughts, in place of a `corrector`.
-        advantage_estimator: GAE with the settings of `args` if left out.
+        advantage_estimator: The one that `args` names if left out.
     """
 
     _tag_names = ["trl", "ppo", "gtr"]  # noqa: RUF012

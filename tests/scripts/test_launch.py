@@ -57,7 +57,7 @@ def test_one_line_for_each_option_and_all_of_them_on_the_second_level(capsys: py
         with pytest.raises(SystemExit):
             cli.main(["train", level])
         shown[level] = capsys.readouterr().out.splitlines()
-    assert len(shown["--help"]) < 150
+    assert len(shown["--help"]) < 170
     assert any(line.split() and line.split()[0] == "--num_envs" for line in shown["--help"])
     assert any(
         "--hands" in line and "[pool]" in line for line in shown["--help"]
