@@ -51,7 +51,7 @@ class LampTask(Task):
 
 if __name__ == "__main__":
     with launch.one_line_errors():
-        script, args, models, _ = launch.parse(Path(__file__).parent / "configs/custom_task.yaml", description=__doc__)
+        script, args, models, *_ = launch.parse(Path(__file__).parent / "configs/custom_task.yaml", description=__doc__)
         launch.check_output_dir(args, task := LampTask())
         model, processor, _ = launch.load_model(models, args.model_init_kwargs)
     data = prompt_and_completion(make_sft_dataset(task, 64, seed=args.seed))  # the model must know the words first

@@ -81,7 +81,7 @@ def test_a_short_run_from_the_shipped_start_makes_more_thoughts_true(tmp_path):
         options = {"task": "ezpoints", "rollout_steps": 4, "total_env_steps": 512, "num_ppo_epochs": 1}
         options |= {"cloning_steps": 8, "eval_episodes": 24, "seed": seed}
         options |= {"output_dir": tmp_path / str(seed), "disable_tqdm": True}
-        script, args, _, _ = launch.parse(config, [f"--{name}={value}" for name, value in options.items()])
+        script, args, *_ = launch.parse(config, [f"--{name}={value}" for name, value in options.items()])
         model, processor = load_policy("tiny")
         trainer = GTRTrainer(model, args, make_task(script.task), ExpertCorrector(), processor)
         before = trainer.evaluate().metrics()["true_thoughts"]

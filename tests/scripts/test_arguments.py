@@ -158,7 +158,7 @@ def test_a_wrong_configuration_file_is_one_line(
 @pytest.mark.parametrize("name", [pytest.param("alfworld_tiny", marks=needs_alfworld), "alfworld_llava"])
 def test_options_of_alfworld_come_from_the_file(name: str) -> None:
     file = next(path for path in TRAINING_CONFIGS if path.stem == name)
-    script, args, model_args, _ = launch.parse(file, ["--use_cpu", "--bf16", "false"])
+    script, args, model_args, *_ = launch.parse(file, ["--use_cpu", "--bf16", "false"])
     task, evaluations = launch.make_tasks(script) if name == "alfworld_tiny" else (script.make_task(), {})
     if evaluations:
         splits = {split: each.evaluation_split for split, each in evaluations.items()}
@@ -174,7 +174,7 @@ def test_the_command_line_wins_over_the_file_and_the_file_over_the_defaults(tmp_
     file = tmp_path / "run.yaml"
     file.write_text("task: blackjack\nnum_envs: 4\nlearning_rate: 2e-4\noutput_dir: here\n")
     argv = ["--config", str(file), "--num-envs", "8", "--overwrite"]
-    script, args, model_args, _ = launch.parse(SHIPPED / "points24_tiny.yaml", argv)
+    script, args, model_args, *_ = launch.parse(SHIPPED / "points24_tiny.yaml", argv)
     assert (script.task, args.overwrite, args.num_envs, args.learning_rate) == ("blackjack", True, 8, 2e-4)
     assert model_args.model_name_or_path is None  # of the default file nothing is left
 
@@ -198,7 +198,7 @@ def test_every_configuration_is_understood(config: Path, monkeypatch: pytest.Mon
         data, args, _ = command_line.parse_arguments(types, ["--config", str(config), *cpu])
         assert data.tasks
     else:
-        _, args, _, _ = launch.parse(config, cpu)
+        _, args, *_ = launch.parse(config, cpu)
         assert args.num_updates >= 1
     assert args.output_dir.startswith("runs/")
 
@@ -407,7 +407,7 @@ def test_model_init_kwargs_reach_the_model(tmp_path: Path, place: str) -> None:
         file.write_text(file.read_text() + "model_init_kwargs:\n  dtype: bfloat16\n  attn_implementation: eager\n")
     else:
         argv += ["--model_init_kwargs", '{"dtype": "bfloat16", "attn_implementation": "eager"}']
-    _, args, model_args, _ = launch.parse(file, argv)
+    _, args, model_args, *_ = launch.parse(file, argv)
     assert args.model_init_kwargs == {"dtype": "bfloat16", "attn_implementation": "eager"}
     model, _, _ = launch.load_model(model_args, args.model_init_kwargs)
     assert model.dtype == torch.bfloat16
