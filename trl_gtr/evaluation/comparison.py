@@ -69,9 +69,13 @@ def summary(run: Run) -> dict[str, float]:
 
 
 def _column(name: str, one_evaluation: bool) -> str:
-    """`end_pool_success` → "end pool success", or "end success" if there is only one evaluation."""
+    """`end_pool_success` → "end pool success", or "end success" if there is only one evaluation.
+
+    That of a merged teacher stays apart: "end teacher success".
+    """
     when, _, rest = name.partition("_")
-    measure = next(each for each in ("true_thoughts", "success") if rest.endswith(each))
+    measures = ("teacher_true_thoughts", "teacher_success", "true_thoughts", "success")
+    measure = next(each for each in measures if rest.endswith(each))
     return f"{when} {measure if one_evaluation else rest}".replace("_", " ")
 
 
