@@ -72,6 +72,9 @@ def test_a_teacher_stays_apart_in_a_study_of_several_tasks() -> None:
     assert (row["start success"], row["end success"]) == (0.1, 0.4)
     assert (row["start teacher success"], row["end teacher success"]) == (0.2, 0.5)
     assert row["end teacher true thoughts"] == 0.6
+    log[-1]["end_unseen_success"] = 0.7  # a second evaluation has a column of its own
+    row = summary({"arm": "turbo_kl", "seed": 0, "task": "points24", "log": log})
+    assert (row["end pool success"], row["end unseen success"]) == (0.4, 0.7)
 
 
 def test_table_and_figure(tmp_path) -> None:  # type: ignore[no-untyped-def]
