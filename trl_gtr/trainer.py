@@ -117,7 +117,7 @@ class GTRTrainer(PPOBridge):
         super().__init__(args, model, value_head, processing_class, **given)
         self.processes = Processes(self.accelerator, args.ddp_timeout)
         self.processes.share_weights(self.trained)
-        self.hopeless = HopelessRunCallback(args, task, self.trained.policy)
+        self.hopeless = HopelessRunCallback(args, task, self.trained.policy, not self.guide.teaches_alone)
         shows = not args.disable_tqdm and self.is_world_process_zero()
         self.progress = BarProgress() if shows else Progress()
         self._add_callbacks()
@@ -137,7 +137,14 @@ class GTRTrainer(PPOBridge):
         self._last_loss = math.nan
         self.checkpointer = self._make_checkpointer()
         save = None if args.save_strategy == "no" else lambda: self._save_checkpoint(self.model, trial=None)
-        self.stopper = RunStopper(self.processes, self.checkpointer, self.collector, save=save, end=self._end)
+        self.stopper = RunStopper(
+            self.processes,
+            self.checkpointer,
+            self.collector,
+            save=save,
+            end=self._end,
+            needs_corrector=not self.guide.teaches_alone,
+        )
 
     def _make_checkpointer(self) -> RunCheckpointer:
         """A checkpointer for all state that `Trainer` doesn't save itself."""
@@ -218,7 +225,8 @@ class GTRTrainer(PPOBridge):
         self.model.train()
         self.engine.sync(self.trained.policy)
         self.control = self.callback_handler.on_train_begin(args, self.state, self.control)
-        if self.processes.sum(self.corrector is not None and self.corrector.exhausted):
+        exhausted = self.processes.sum(self.corrector is not None and self.corrector.exhausted)
+        if exhausted and self.stopper.needs_corrector:
             logger.warning("The corrector's budget is spent, so the run stops here. Raise its limits to continue.")
             self.control.should_training_stop = True
 

@@ -11,9 +11,9 @@ from peft import LoraConfig
 from toy import ColourTask, quiet_config
 
 from trl_gtr.correctors import ExpertCorrector
-from trl_gtr.correctors.base import failed
+from trl_gtr.correctors.base import BudgetExhausted, failed
 from trl_gtr.distributed.means import Means
-from trl_gtr.guides.merged_teacher import MAX_KL, MergedTeacher, thought_kl
+from trl_gtr.guides.merged_teacher import MAX_KL, MergedTeacher, check_disk, thought_kl
 from trl_gtr.learning.losses import policy_loss
 from trl_gtr.policy.loading import load_policy
 from trl_gtr.policy.network import PolicyWithValue
@@ -188,6 +188,22 @@ def test_the_corrector_goes_first_and_the_teacher_fills_in(make_trainer):
     assert guide.metrics()["corrector/failed_timeout"] == len(silent)
 
 
+def test_the_run_goes_on_without_the_corrector(make_trainer, caplog):
+    class Spent(ExpertCorrector):
+        exhausted = True
+
+        def correct(self, requests):
+            raise BudgetExhausted("the budget is spent")
+
+    trainer = make_trainer(MergedTeacher("sft", corrector=Spent()), total_env_steps=24)
+    trainer.train()
+    assert trainer.state.global_step == 3
+    assert trainer.state.log_history[-1]["corrector/failed"] == 1
+    assert len(trainer.guide.buffer) > 0
+    (warning,) = [record.getMessage() for record in caplog.records if "budget" in record.getMessage()]
+    assert warning == "Update 1: the budget is spent. The run goes on with its other teacher alone."
+
+
 # --- KL --------------------------------------------------------------------------------------------------------------
 
 
@@ -335,6 +351,17 @@ def test_a_full_disk_is_told_before_training_with_the_figure(make_trainer, monke
         ValueError, match=r"needs (0\.0|2\.05e-)\d+ GB in .*teacher for this run, but only 1e-06 GB are free"
     ):
         make_trainer(lora=lora)
+
+
+def test_files_that_are_there_already_need_no_space(make_trainer, monkeypatch):
+    trainer = make_trainer(lora=True)
+    past = trainer.guide._run.past
+    needed = past.bytes_needed(5, checkpoints=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=needed - 1))
+    with pytest.raises(ValueError, match="are free"):
+        check_disk(past, trainer.args, merge_every=1)
+    past.add()
+    check_disk(past, trainer.args, merge_every=1)
 
 
 def test_a_quantized_base_is_refused(toy_checkpoint, tmp_path):

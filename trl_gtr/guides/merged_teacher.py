@@ -52,6 +52,8 @@ class MergedTeacher(Guide):
         corrector: Its labels are cloned where it answers; the teacher teaches the rest. `"kl"` applies to all steps.
     """
 
+    teaches_alone = True
+
     def __init__(
         self,
         variant: Variant = "sft",
@@ -292,7 +294,7 @@ def check_disk(past: Past, args: GTRConfig, merge_every: int) -> None:
     policies = 1 + args.num_updates // merge_every
     needed = past.bytes_needed(policies, _kept_checkpoints(args))
     existing = next(folder for folder in (past.folder.absolute(), *past.folder.absolute().parents) if folder.exists())
-    free = shutil.disk_usage(existing).free
+    free = shutil.disk_usage(existing).free + past.bytes_held()  # replaced, or part of what a resumed run needs
     if needed > free:
         raise ValueError(
             f"The merged teacher needs {needed / 1e9:.3g} GB in {past.folder} for this run, but only "
