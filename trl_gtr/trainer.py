@@ -33,7 +33,7 @@ from .guides.base import Guide, GuidedRun
 from .guides.corrected import choose_guide
 from .guides.sft_data import corrections_dataset
 from .learning.advantages import AdvantageEstimator, choose_estimator
-from .learning.experience import Experience, ExperienceMaker, Scorer
+from .learning.experience import Experience, ExperienceMaker, Scorer, check_shaping
 from .learning.losses import choose_objective
 from .learning.update import Updater
 from .policy.adapters import check_start, ensure_named_base
@@ -101,6 +101,7 @@ class GTRTrainer(PPOBridge):
         self.guide.check(task)
         self.corrector = self.guide.corrector
         self.estimator = choose_estimator(advantage_estimator, args, task)
+        check_shaping(self.guide, self.estimator)
         if args.eval_strategy != "no":
             count_episodes(self.eval_task, args.eval_episodes)  # raises now, not after the first update
         check_start(model, peft_config, with_reference=args.kl_coef > 0)

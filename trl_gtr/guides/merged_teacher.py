@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import shutil
 import time
@@ -26,6 +27,8 @@ from .buffer import CorrectionBuffer
 from .corrected import CorrectedThoughts
 from .merging import FOLDER, LoraWeight, Merge, MergeRule, Past, RunningSums, Snapshots, Weighting
 from .teacher_model import make_teacher
+
+logger = logging.getLogger(__name__)
 
 Variant = Literal["sft", "kl"]
 MAX_KL = 10.0
@@ -79,6 +82,7 @@ class MergedTeacher(Guide):
                 "`kl_beta` and `top_k` must be at least 0 and `temperature` above 0, got "
                 f"{kl_beta}, {top_k} and {temperature}."
             )
+        self.shapes_advantages = variant == "kl"
         self.variant, self.rule = variant, MergeRule(merge, weighting, ties_density, ema_alpha)
         self.merge_every, self.kl_beta, self.tries = merge_every, kl_beta, tries
         self.temperature, self.top_k = temperature, top_k
@@ -242,7 +246,9 @@ class MergedTeacher(Guide):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if "updates" not in state:
-            return  # saved by a run with another guide (`allow_changed_config`)
+            if state:  # saved by a run with another guide (`allow_changed_config`)
+                logger.warning("The checkpoint's guide was another: the teacher starts with the policy as it is now.")
+            return
         self._updates = state["updates"]
         if self.corrected is not None:
             self.corrected.load_state_dict(state.get("corrected", {}))
