@@ -334,9 +334,10 @@ class GTRTrainer(PPOBridge):
         return report
 
     def close(self) -> None:
-        """Close the environments and the engine, including any worker processes."""
+        """Close the environments and all engines, including any worker processes."""
         self.collector.close()
         self.engine.close()
+        self.guide.release()
 
     def create_model_card(
         self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None

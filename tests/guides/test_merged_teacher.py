@@ -3,6 +3,7 @@
 import copy
 import shutil
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -80,8 +81,8 @@ def test_the_first_teacher_is_the_start_and_later_ones_follow(make_trainer, lora
     assert not torch.allclose(teachers[3], logits(trainer.trained.policy, trainer), atol=1e-5)
 
 
-def test_the_teacher_of_adapters_is_the_merge_of_their_products(make_trainer):
-    trainer = make_trainer(MergedTeacher("kl", merge="linear", weighting="sma"), lora=True, total_env_steps=16)
+def test_the_teacher_of_adapters_is_the_merge_of_the_products_before_the_acting_one(make_trainer):
+    trainer = make_trainer(MergedTeacher("kl", merge="linear", weighting="sma"), lora=True, total_env_steps=24)
     layers = [m for name, m in trainer.trained.policy.named_modules() if name.endswith("self_attn.q_proj")]
     deltas = [[layer.get_delta_weight("default").detach().clone() for layer in layers]]
     real = trainer.guide.after_update
@@ -94,7 +95,7 @@ def test_the_teacher_of_adapters_is_the_merge_of_their_products(make_trainer):
     trainer.train()
     taught = [m for name, m in trainer.guide.teacher.named_modules() if name.endswith("self_attn.q_proj")]
     for place, (layer, dense) in enumerate(zip(layers, taught, strict=True)):
-        mean = torch.stack([each[place] for each in deltas]).mean(0)
+        mean = torch.stack([each[place] for each in deltas[:-1]]).mean(0)
         assert torch.allclose(dense.weight, layer.get_base_layer().weight + mean, atol=1e-6)
 
 
@@ -135,7 +136,7 @@ class Scripted:
 def test_the_teachers_thought_is_cloned_with_the_agents_action_masked(make_trainer):
     trainer = make_trainer()
     rollout, guide, spans = play(trainer), trainer.guide, trainer.policy.spans
-    guide.engine = Scripted(trainer.policy, ['{"thoughts": "it is blue", "action": "green"}'])
+    guide.writer = Scripted(trainer.policy, ['{"thoughts": "it is blue", "action": "green"}'])
     means = Means()
     taught = guide.labels(rollout, 0, means)
     valid = [step for step in rollout.transitions if step.response.valid]
@@ -151,7 +152,7 @@ def test_a_teacher_that_does_not_parse_is_asked_again_and_then_given_up(make_tra
     trainer = make_trainer(MergedTeacher("sft", tries=3))
     rollout, means = play(trainer), Means()
     valid = sum(step.response.valid for step in rollout.transitions)
-    engine = trainer.guide.engine = Scripted(trainer.policy, ['{"thoughts": "it is'])
+    engine = trainer.guide.writer = Scripted(trainer.policy, ['{"thoughts": "it is'])
     assert trainer.guide.labels(rollout, 0, means) == 0
     assert sum(engine.asked) == 3 * valid
     assert means.reduce()["teacher/parsed"] == 0.0
@@ -165,7 +166,19 @@ def test_the_teacher_samples_what_the_policy_may_sample(make_trainer):
     trainer.guide.labels(rollout, 0, Means())
     ids = np.concatenate([sample.target_ids[: sample.num_labels] for sample in trainer.guide.buffer.samples()])
     assert not trainer.policy.suppressed[ids].any()
-    assert trainer.guide.engine.policy is trainer.policy
+    assert trainer.guide.writer.policy is trainer.policy
+
+
+def test_the_teacher_is_evaluated_like_the_policy_and_closed_with_the_trainer(make_trainer, monkeypatch):
+    trainer = make_trainer(MergedTeacher("sft", temperature=0.2, top_k=5))
+    guide, engine = trainer.guide, trainer.engine
+    assert (guide.engine.temperature, guide.engine.top_k) == (engine.temperature, engine.top_k)
+    assert (guide.writer.temperature, guide.writer.top_k) == (0.2, 5)
+    closed = []
+    for each in (guide.engine, guide.writer):
+        monkeypatch.setattr(each, "close", partial(closed.append, each))
+    trainer.close()
+    assert closed == [guide.engine, guide.writer]
 
 
 def test_the_teacher_does_not_change_what_the_agent_samples(make_trainer):
@@ -179,7 +192,7 @@ def test_the_teacher_does_not_change_what_the_agent_samples(make_trainer):
 def test_the_corrector_goes_first_and_the_teacher_fills_in(make_trainer):
     trainer = make_trainer(MergedTeacher("sft", corrector=ExpertCorrector()))
     rollout, guide, spans = play(trainer), trainer.guide, trainer.policy.spans
-    guide.engine = Scripted(trainer.policy, ['{"thoughts": "it is a", "action": "red"}'])
+    guide.writer = Scripted(trainer.policy, ['{"thoughts": "it is a", "action": "red"}'])
     valid = [i for i, step in enumerate(rollout.transitions) if step.response.valid]
     silent = valid[::2]
     for i in silent:
@@ -315,7 +328,7 @@ def test_another_merge_is_another_run(make_trainer, tmp_path):
 
 def test_a_new_run_starts_with_an_empty_past(make_trainer, tmp_path):
     for _ in range(2):
-        trainer = make_trainer(total_env_steps=8)
+        trainer = make_trainer(total_env_steps=16)
         trainer.train()
         assert set(trainer.guide.files()) == {"start_000000.safetensors", "sums_000001.safetensors"}
     with pytest.raises(ValueError, match="contains an earlier run"):

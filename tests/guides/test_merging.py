@@ -84,8 +84,17 @@ def test_linear_is_the_weighted_mean_of_all_policies(tmp_path, make_past, weight
     torch.testing.assert_close(past.weights[0].merged.detach(), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_an_average_is_as_old_as_its_newest_policy_weighs():
-    assert reference_weights("ema", 2) == [0.25, 0.25, 0.5]  # α θ_2 + (1 − α)(α θ_1 + (1 − α) θ_0)
+def test_ema_moves_the_teacher_towards_each_new_policy(tmp_path):
+    trained = nn.Parameter(torch.zeros(1))
+    weight = FullWeight("w", nn.Parameter(torch.zeros(1)), trained)
+    past, teacher = RunningSums(MergeRule("linear", "ema", ema_alpha=0.25), [weight], tmp_path), 0.0
+    past.add()
+    for value in (4.0, -8.0, 1.0):
+        trained.data.fill_(value)
+        past.add()
+        past.merge()
+        teacher = 0.25 * value + 0.75 * teacher
+        assert weight.merged.item() == pytest.approx(teacher)
 
 
 def test_policies_that_agree_merge_into_themselves(tmp_path):

@@ -57,7 +57,8 @@ class Guide(Contract):
     buffer: CorrectionBuffer | None = None
     """The labels so far, from which updates draw cloning samples; `None` if the guide provides none."""
     engine: Engine | None = None
-    """Generates with the guide's own model, if it has one that can play: it is evaluated along with the policy."""
+    """Generates with the guide's own model, if it has one that can play: it is evaluated along with the policy, and
+    should sample as that does."""
 
     @property
     def description(self) -> str:
@@ -128,3 +129,8 @@ class Guide(Contract):
 
     def close(self) -> None:
         """The run was interrupted: abort pending work."""
+
+    def release(self) -> None:
+        """The trainer is closed: release resources."""
+        if self.engine is not None:
+            self.engine.close()

@@ -38,8 +38,8 @@ MAX_KL = 10.0
 class MergedTeacher(Guide):
     """Learns from a merge of the run's past policies: no labels from outside, no second model to choose.
 
-    The first teacher is the start. Every `merge_every` updates the current policy joins the past, and the past is
-    merged anew.
+    The first teacher is the start. Every `merge_every` updates the acting policy joins the past, and after that update
+    the past is merged anew: a teacher is made of policies before the one that acts.
 
     Args:
         variant: `"sft"`: the teacher writes a thought for every valid response of the agent, which is cloned.
@@ -90,6 +90,8 @@ class MergedTeacher(Guide):
         self.corrector = None if self.corrected is None else self.corrected.corrector
         self.buffer: CorrectionBuffer | None = None
         self.engine: Engine | None = None
+        self.writer: Engine | None = None
+        """Generates the thoughts to clone, with a temperature and top-k of its own."""
         self._attached: _Attached | None = None
         self._updates = 0
 
@@ -121,7 +123,8 @@ class MergedTeacher(Guide):
         past = kind(self.rule, weights, Path(args.output_dir) / FOLDER)
         processes.check_on_first(lambda: check_disk(past, args, self.merge_every))
         self._attached = _Attached(run, model, past)
-        self.engine = run.make_engine(model, temperature=self.temperature, top_k=self.top_k)
+        self.engine = run.make_engine(model)
+        self.writer = run.make_engine(model, temperature=self.temperature, top_k=self.top_k)
         if self.corrected is not None:
             self.corrected.attach(run)
             self.buffer = self.corrected.buffer
@@ -146,6 +149,8 @@ class MergedTeacher(Guide):
         if past.count == 0:  # not before training begins: the output folder may hold an earlier run until then
             self._add_policy(run)
             self._merge()
+        elif (self._updates + 1) % self.merge_every == 0:
+            self._add_policy(run)  # merged after this update, whose teacher does without the acting policy
         corrected = 0 if self.corrected is None else self.corrected.labels(rollout, update, means)
         if self.variant == "kl":
             return corrected
@@ -160,17 +165,17 @@ class MergedTeacher(Guide):
 
     def _thoughts(self, steps: Sequence[Transition], means: Means) -> list[np.ndarray | None]:
         """The teacher's thought for each step, as sampled ids; `None` if none of its responses was valid."""
-        run, engine = self._run.run, self.engine
-        assert engine is not None
+        run, writer = self._run.run, self.writer
+        assert writer is not None
         thoughts: list[np.ndarray | None] = [None] * len(steps)
         missing, tries, size = list(range(len(steps))), 0, run.args.per_device_eval_batch_size
-        with engine.ready():
+        with writer.ready():
             while missing and tries < self.tries:
                 for start in range(0, len(missing), size):
                     batch = missing[start : start + size]
                     images = [steps[i].image for i in batch]
                     for i, generation in zip(
-                        batch, engine.generate([steps[i].prompt for i in batch], images), strict=True
+                        batch, writer.generate([steps[i].prompt for i in batch], images), strict=True
                     ):
                         response = run.task.format.parse(generation.text)
                         if response.valid:
@@ -206,8 +211,7 @@ class MergedTeacher(Guide):
         self._updates += 1
         if self._updates % self.merge_every:
             return
-        started, attached = time.perf_counter(), self._run
-        self._add_policy(attached.run)
+        started = time.perf_counter()
         self._merge(means)
         means.maximum("teacher/merge_seconds", time.perf_counter() - started)
 
@@ -272,6 +276,11 @@ class MergedTeacher(Guide):
         if self.corrected is not None:
             self.corrected.close()
 
+    def release(self) -> None:
+        super().release()
+        if self.writer is not None:
+            self.writer.close()
+
 
 _FREE_SPACE = "Free some disk space and resume."
 
@@ -297,7 +306,7 @@ def thought_kl(policy: Scores, teacher: Scores) -> Tensor:
 
 def check_disk(past: Past, args: GTRConfig, merge_every: int) -> None:
     """Raise a `ValueError` if the disk can't hold the past of the whole run."""
-    policies = 1 + args.num_updates // merge_every
+    policies = 1 + args.num_updates // merge_every  # at most
     needed = past.bytes_needed(policies, _kept_checkpoints(args))
     existing = next(folder for folder in (past.folder.absolute(), *past.folder.absolute().parents) if folder.exists())
     free = shutil.disk_usage(existing).free + past.bytes_held()  # replaced, or part of what a resumed run needs

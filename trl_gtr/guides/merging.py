@@ -195,9 +195,9 @@ class Distance(NamedTuple):
     """Euclidean distances over all merged weights."""
 
     to_teacher: float
-    """From the newest policy to the merged one."""
+    """From the current policy to the merged one."""
     travelled: float
-    """From the newest policy to the start."""
+    """From the current policy to the start."""
 
 
 class Past(ABC):
@@ -219,8 +219,8 @@ class Past(ABC):
         """Add the current policy; the first is the start."""
 
     @abstractmethod
-    def _differences(self) -> Iterator[tuple[Weight, Tensor, Tensor, Tensor]]:
-        """For each weight: its start, the newest policy's τ, and the merged τ."""
+    def _differences(self) -> Iterator[tuple[Weight, Tensor, Tensor]]:
+        """For each weight: its start and the merged τ."""
 
     @abstractmethod
     def bytes_needed(self, policies: int, checkpoints: int) -> int:
@@ -229,10 +229,11 @@ class Past(ABC):
     def merge(self) -> Distance:
         """Give the teacher the merge of all policies so far."""
         to_teacher = travelled = 0.0
-        for weight, start, newest, merged in self._differences():
+        for weight, start, merged in self._differences():
             weight.write(start + merged)
-            to_teacher = math.hypot(to_teacher, float((newest - merged).norm()))
-            travelled = math.hypot(travelled, float(newest.norm()))
+            current = weight.current() - start
+            to_teacher = math.hypot(to_teacher, float((current - merged).norm()))
+            travelled = math.hypot(travelled, float(current.norm()))
         return Distance(to_teacher, travelled)
 
     def files(self) -> dict[str, Path]:
@@ -276,16 +277,15 @@ class Snapshots(Past):
         self._snapshot(f"snapshot_{self.count:06d}.safetensors")
         self.count += 1
 
-    def _differences(self) -> Iterator[tuple[Weight, Tensor, Tensor, Tensor]]:
+    def _differences(self) -> Iterator[tuple[Weight, Tensor, Tensor]]:
         with ExitStack() as opened:
             first, *later = [opened.enter_context(safe_open(file, "pt")) for file in self.files().values()]
             for weight in self.weights:
                 start = weight.value(first.get_tensor)
-                newest, sums = torch.zeros_like(start), self.rule.begin(start)
+                sums = self.rule.begin(start)
                 for snapshot in later:
-                    newest = weight.value(snapshot.get_tensor) - start
-                    self.rule.add(sums, newest)
-                yield weight, start, newest, self.rule.merged(sums, self.count)
+                    self.rule.add(sums, weight.value(snapshot.get_tensor) - start)
+                yield weight, start, self.rule.merged(sums, self.count)
 
     def bytes_needed(self, policies: int, checkpoints: int) -> int:
         return policies * self._snapshot_bytes()  # checkpoints link to the same files
@@ -335,9 +335,9 @@ class RunningSums(Past):
             self.rule.add(sums, weight.current() - start)
             yield from sums.values()
 
-    def _differences(self) -> Iterator[tuple[Weight, Tensor, Tensor, Tensor]]:
+    def _differences(self) -> Iterator[tuple[Weight, Tensor, Tensor]]:
         for weight, start, sums in self._with_files():
-            yield weight, start, weight.current() - start, self.rule.merged(sums, self.count)
+            yield weight, start, self.rule.merged(sums, self.count)
 
     def bytes_needed(self, policies: int, checkpoints: int) -> int:
         # While a merge is written, the one before is still there.
