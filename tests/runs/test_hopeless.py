@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,14 +37,16 @@ def make(model: Any = None, task: Any = None, **settings: Any) -> HopelessRunCal
     return HopelessRunCallback(SimpleNamespace(**defaults | settings), task or make_task("points24"), model or Model())
 
 
-def log(callback: HopelessRunCallback, *logs: dict[str, float], moves: bool = True) -> None:
-    state = TrainerState(is_world_process_zero=True)
+def log(callback: HopelessRunCallback, *logs: dict[str, float], moves: bool = True, updates: int = 100) -> None:
+    state = TrainerState(is_world_process_zero=True, max_steps=updates)
     callback.on_train_begin(None, state, TrainerControl())
     for update, entry in enumerate(logs, 1):
         state.global_step = update
         if moves:
             nn.init.normal_(callback.model.weight)
         callback.on_log(None, state, TrainerControl(), logs=entry)
+    if len(logs) == updates:
+        callback.on_train_end(None, state, TrainerControl())
 
 
 @pytest.mark.parametrize(
@@ -75,6 +78,25 @@ def test_warn_never_stops(caplog: pytest.LogCaptureFixture) -> None:
     assert not callback.why_stop
     assert len(caplog.records) == 1
     assert "stops" not in caplog.text
+
+
+@pytest.mark.parametrize("on_hopeless", ["stop", "warn"])
+def test_a_run_that_ends_hopeless_says_so(on_hopeless: str, caplog: pytest.LogCaptureFixture) -> None:
+    bad = GOOD | {"response/valid": 0.0}
+    log(make(on_hopeless=on_hopeless), bad, bad, updates=2)
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "Update 1",
+        "Nothing was learned in the last updates",
+    ]
+    assert "0% of the responses have the task's format" in caplog.messages[1]
+    assert ("The run stops if the next" in caplog.messages[0]) == (on_hopeless == "stop")
+
+
+def test_the_last_update_promises_no_stop(caplog: pytest.LogCaptureFixture) -> None:
+    log(make(), GOOD | {"corrector/failed": 1.0}, updates=1)
+    (message,) = caplog.messages
+    assert "100% of the corrections failed" in message
+    assert "stops" not in message
 
 
 @pytest.mark.parametrize(
@@ -159,10 +181,13 @@ def test_an_untrained_model_stops_after_two_updates_with_a_checkpoint(
     assert trainer.state.global_step == 4
 
 
-def test_a_run_that_is_over_anyway_ends_as_usual(untrained: str, tmp_path: Path) -> None:
+def test_a_run_that_is_over_anyway_ends_with_a_warning(untrained: str, tmp_path: Path) -> None:
     trainer = GTRTrainer(untrained, quiet_config(tmp_path / "run"), ColourTask(), ExpertCorrector())
     trainer.train()
     assert trainer.hopeless.why_stop
+    card = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))
+    assert card["state"] == "finished"
+    assert card["warnings"][-1]["message"].startswith("Nothing was learned in the last updates: 0%")
 
 
 class Broken(Corrector):

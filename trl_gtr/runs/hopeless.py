@@ -71,9 +71,15 @@ class HopelessRunCallback(TrainerCallback):
         self.signs = [*about_policy, *self._corrector_signs(logs)]
         self._bad_logs = self._bad_logs + 1 if self.signs else 0
         if self._bad_logs == 1 and state.is_world_process_zero:
-            stops = self.args.on_hopeless == "stop"
-            then = " The run stops if the next update is no better (`on_hopeless='warn'`: it goes on)."
-            logger.warning("Update %d: %s%s", state.global_step, " ".join(self.signs), then if stops else "")
+            may_stop = self.args.on_hopeless == "stop" and state.global_step < state.max_steps
+            then = " The run stops if the next logged update is no better (`on_hopeless='warn'`: it goes on)."
+            logger.warning("Update %d: %s%s", state.global_step, " ".join(self.signs), then if may_stop else "")
+
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        # Otherwise the run was stopped, and `HopelessRun` says why.
+        is_over = state.global_step >= state.max_steps or control.should_training_stop
+        if is_over and self._bad_logs >= PATIENCE and state.is_world_process_zero:
+            logger.warning("Nothing was learned in the last updates: %s", " ".join(self.signs))
 
     def _policy_signs(self, logs: Mapping[str, float], update: int) -> Iterator[str]:
         if logs["response/valid"] < ALMOST_NONE:
