@@ -181,6 +181,27 @@ def test_an_untrained_model_stops_after_two_updates_with_a_checkpoint(
     assert trainer.state.global_step == 4
 
 
+def test_a_resumed_run_counts_on(untrained: str, tmp_path: Path) -> None:
+    def trainer(steps: int) -> GTRTrainer:
+        config = quiet_config(tmp_path / "run", total_env_steps=steps, save_strategy="steps", save_steps=1)
+        return GTRTrainer(untrained, config, ColourTask(), ExpertCorrector())
+
+    trainer(16).train()  # one update
+    resumed = trainer(64)
+    with pytest.raises(HopelessRun):
+        resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 2
+
+
+def test_a_resumed_callback_knows_that_the_policy_learns() -> None:
+    before, after = make(), make()
+    log(before, GOOD)
+    for name, value in before.state()["attributes"].items():
+        setattr(after, name, value)
+    log(after, *[GOOD | {"response/valid": 0.0}] * 2)
+    assert not after.why_stop
+
+
 def test_a_run_that_is_over_anyway_ends_with_a_warning(untrained: str, tmp_path: Path) -> None:
     trainer = GTRTrainer(untrained, quiet_config(tmp_path / "run"), ColourTask(), ExpertCorrector())
     trainer.train()
