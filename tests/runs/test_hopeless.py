@@ -144,6 +144,13 @@ def test_the_remedy_fits_the_model_and_the_task(caplog: pytest.LogCaptureFixture
     caplog.clear()
     log(make(task=ColourTask()), invalid)
     assert "--tasks toy:ColourTask=10000" in caplog.text
+    caplog.clear()
+    log(make(task=make_task("gym:trl_gtr/FrozenLake-v0", goal="Reach it.", expert="operator:itemgetter")), invalid)
+    assert "--tasks gym:trl_gtr/FrozenLake-v0=10000" in caplog.text
+    caplog.clear()
+    log(make(task=make_task("gym:trl_gtr/FrozenLake-v0", goal="Reach it.")), invalid)
+    assert "fine-tune it on demonstrations first" in caplog.text
+    assert "sft.py" not in caplog.text
 
 
 def test_the_most_common_failure_is_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ from transformers.trainer_callback import ExportableState
 
 from .. import tiny_llava
 from ..config import GTRConfig
-from ..tasks import TASKS
+from ..tasks import name_of
 from ..tasks.base import Task
 from ..types import Rollout
 
@@ -96,7 +96,7 @@ class HopelessRunCallback(TrainerCallback, ExportableState):
         if logs["response/legal"] < ALMOST_NONE:
             yield (
                 f"{logs['response/legal']:.0%} of the responses have a legal action. Check that `to_env_action` "
-                f"understands the actions that the prompt asks for (`trl-gtr check --task {task_name(self.task)}`). "
+                f"understands the actions that the prompt asks for (`trl-gtr check --task {name_of(self.task)}`). "
                 f"{self._remedy()}"
             )
         weights = fingerprint(self.model)
@@ -134,10 +134,12 @@ class HopelessRunCallback(TrainerCallback, ExportableState):
 
     def _remedy(self) -> str:
         """How to get a model that knows the task."""
-        model, name = tiny_llava.name_of(self.model.name_or_path), task_name(self.task)
+        model, name = tiny_llava.name_of(self.model.name_or_path), name_of(self.task)
         embedded = tiny_llava.for_task(name)
         if model in tiny_llava.VARIANTS and embedded is not None and model != embedded:
             return f"The embedded model `{model}` doesn't know this task: use --model_name_or_path {embedded}."
+        if not self.task.defines("expert"):
+            return "The model has probably not been fine-tuned on this task: fine-tune it on demonstrations first."
         return (
             "The model has probably not been fine-tuned on this task. Do that first: python examples/sft.py "
             f"--model_name_or_path {model or 'MODEL'} --tasks {name}=10000 --output_dir runs/sft, then train with "
@@ -156,8 +158,3 @@ def common_failure(rollout: Rollout) -> str:
     failed = [each for each in rollout.corrections if each is not None and each.failure is not None]
     reasons = Counter(each.reason or each.failure for each in failed)
     return str(reasons.most_common(1)[0][0]) if reasons else ""
-
-
-def task_name(task: Task) -> str:
-    """The task as given to `--task`."""
-    return task.name if task.name in TASKS else f"{type(task).__module__}:{type(task).__qualname__}"
