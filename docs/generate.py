@@ -43,14 +43,35 @@ def configuration_fields() -> str:
     return _table(("field", "default", "what it does"), rows)
 
 
+def arguments(path: str) -> str:
+    """Every option that a dataclass declares."""
+    rows = [
+        (f"`{field.name}`", f"`{field.default!r}`", field.metadata["help"])
+        for field in dataclasses.fields(_find(path))
+    ]
+    return _table(("option", "default", "what it does"), rows)
+
+
 def unsupported_fields() -> str:
     from trl_gtr.config import refused_fields
 
     return _table(("field", "instead"), [(f"`{name}`", instead) for name, instead in refused_fields().items()])
 
 
+def preset_values() -> str:
+    """One row per setting, one column per preset."""
+    from trl_gtr.distributed.presets import PRESETS
+
+    names = dict.fromkeys(name for preset in PRESETS.values() for name in preset)
+    rows = [
+        (f"`{name}`", *(f"`{preset[name]!r}`" if name in preset else "" for preset in PRESETS.values()))
+        for name in names
+    ]
+    return _table(("setting", *(f"`{name}`" for name in PRESETS)), rows)
+
+
 def members(path: str) -> str:
-    """The public members of a base class. A method without a body is one that every subclass must define."""
+    """What a subclass of a base class may define. A method without a body is one that every subclass must define."""
     rows = []
     for member in _members(_find(path)):
         default = "*required*" if member.required else f"`{member.default}`" if member.default else "see text"
@@ -77,7 +98,9 @@ def functions(paths: str) -> str:
 
 PARTS: dict[str, Callable[..., str]] = {
     "configuration": configuration_fields,
+    "arguments": arguments,
     "refused": unsupported_fields,
+    "presets": preset_values,
     "members": members,
     "docstring": docstring,
     "functions": functions,
@@ -102,7 +125,7 @@ def _members(cls: type) -> Iterator[_Member]:
             yield _Member(signature, default, not default, _text_of(following))
         elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
             decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
-            if not any(decorator.endswith(".setter") for decorator in decorators):
+            if not any(decorator == "classmethod" or decorator.endswith(".setter") for decorator in decorators):
                 signature = node.name if "property" in decorators else _signature(node)
                 body = node.body[1:]  # without the docstring
                 yield _Member(signature, _constant(body), not body, _one_line(ast.get_docstring(node) or ""))

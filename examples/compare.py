@@ -1,12 +1,15 @@
-"""GTR against its ablations, from the same start and over several seeds: a table, a figure and the raw numbers.
+"""GTR against its ablations and other methods, from the same start and over several seeds: a table, a figure and the
+raw numbers.
 
     python examples/compare.py --study points24 --seeds 0 1 2 3 4
+    python examples/compare.py --study algorithms --tasks ezpoints --arms grpo grpo_guided
     python examples/compare.py --study collapse --arms gtr ppo -- --total_env_steps 2560
     python examples/compare.py --study ezpoints --task my_module:MyTask -- --config my_settings.yaml
 
-A study is a file in `configs/studies`: options of `trl-gtr train` for every run, and for each arm. Options after `--`
-go to every run. Finished runs are not repeated, so a study can be interrupted, continued later, or extended with more
-seeds.
+A study is a file in `configs/studies`: options of `trl-gtr train` for every run, for each task if there are several,
+and for each arm. Options after `--` go to every run. Table and figure are written after every run. Finished runs are
+not repeated and interrupted ones go on from their checkpoint, so a study can be interrupted, continued later, or
+extended with more seeds.
 """
 
 from __future__ import annotations
@@ -24,37 +27,38 @@ import yaml
 from rich.console import Console
 from tqdm.auto import tqdm
 
-from trl_gtr.evaluation.comparison import comparison_markdown, comparison_table, draw_curves
+from trl_gtr.evaluation.comparison import CURVES, comparison_markdown, comparison_table, draw_curves
 
 STUDIES = Path(__file__).parent / "configs" / "studies"
 TRAIN = [sys.executable, "-m", "trl_gtr.scripts.train"]  # one process
+CONTINUE = ["--overwrite", "true", "--resume_from_checkpoint", "true"]  # from the newest checkpoint, if there is one
 
 
-def run(study: dict[str, Any], arm: str, seed: int, folder: Path, options: list[str]) -> dict[str, Any]:
+def run(folder: Path, settings: dict[str, Any], options: list[str]) -> list[dict[str, Any]]:
     """Train in a separate process and return the log history."""
     state, made_by = folder / "trainer_state.json", folder / "command.json"
     command = []
-    for name, value in {**study["options"], **study["arms"][arm], "seed": seed}.items():
+    for name, value in settings.items():
         values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
         command += [f"--{name}", *map(str, values)]
     command += options
+    if made_by.is_file() and json.loads(made_by.read_text()) != command:
+        raise SystemExit(f"{folder} was created with other options: remove it, or choose another --output.")
     if not state.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "log.txt").open("w") as log:
-            whole = [*TRAIN, *command, "--output_dir", str(folder), "--overwrite", "true"]
+        made_by.write_text(json.dumps(command))
+        with (folder / "log.txt").open("a") as log:
+            whole = [*TRAIN, *command, "--output_dir", str(folder), *CONTINUE]
             code = subprocess.run(whole, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
         if code:
-            raise SystemExit(f"{arm}, seed {seed} failed with status {code}: see {folder / 'log.txt'}")
-        made_by.write_text(json.dumps(command))
-    elif made_by.is_file() and json.loads(made_by.read_text()) != command:
-        raise SystemExit(f"{folder} was created with other options: remove it, or choose another --output.")
-    return {"arm": arm, "seed": seed, "log": json.loads(state.read_text())["log_history"]}
+            raise SystemExit(f"{folder} failed with status {code}: see {folder / 'log.txt'}")
+    return json.loads(state.read_text())["log_history"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--study", default="points24", choices=sorted(file.stem for file in STUDIES.glob("*.yaml")))
-    parser.add_argument("--task", help="override the study's task, by name or as module:Class")
+    parser.add_argument("--tasks", "--task", nargs="+", help="instead of the study's, by name or as module:Class")
     parser.add_argument("--arms", nargs="+", help="some of the study's arms; default: all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--output", type=Path, help="default: runs/compare/STUDY")
@@ -64,20 +68,29 @@ def main() -> None:
     if find_spec("matplotlib") is None:  # fail early, not after all runs
         parser.error('the figure needs matplotlib: pip install "trl-gtr[report]"')
     study = yaml.safe_load((STUDIES / f"{args.study}.yaml").read_text())
-    study["options"] |= {"task": args.task} if args.task else {}
+    several, tasks = "tasks" in study, study.get("tasks") or {study["options"].pop("task"): {}}
     arms, output = args.arms or list(study["arms"]), args.output or Path("runs/compare", args.study)
-    unknown = set(arms) - set(study["arms"])
-    if unknown:
+    if unknown := set(arms) - set(study["arms"]):
         parser.error(f"{args.study} has no arm {', '.join(unknown)}; it has {', '.join(study['arms'])}")
-    jobs = [(arm, seed) for seed in args.seeds for arm in arms]
+
+    def one(job: tuple[int, str, str]) -> dict[str, Any]:
+        seed, task, arm = job
+        settings = {"task": task, **study["options"], **tasks.get(task, {}), **study["arms"][arm], "seed": seed}
+        log = run(output / (task if several else "") / arm / f"seed{seed}", settings, args.options)
+        return {"arm": arm, "seed": seed, "log": log} | ({"task": task} if several else {})
+
+    jobs = [(seed, task, arm) for seed in args.seeds for task in args.tasks or tasks for arm in arms]
+    runs: list[dict[str, Any]] = []
     with ThreadPoolExecutor(args.jobs) as pool:
-        made = pool.map(lambda job: run(study, *job, output / job[0] / f"seed{job[1]}", args.options), jobs)
-        bar = tqdm(made, desc=f"{args.study} ({output}/ARM/seedN/log.txt)", total=len(jobs), unit="run")
-        runs = sorted(bar, key=lambda made: arms.index(made["arm"]))
+        where = "TASK/ARM" if several else "ARM"
+        bar = tqdm(pool.map(one, jobs), f"{args.study} ({output}/{where}/seedN/log.txt)", len(jobs), unit="run")
+        for finished in bar:
+            runs = sorted([*runs, finished], key=lambda run: arms.index(run["arm"]))
+            curves = dict(list(CURVES.items())[: 2 if several else None])
+            draw_curves(runs, output / "compare.png", curves)
+            (output / "compare.json").write_text(json.dumps(runs))
+            (output / "compare.md").write_text(comparison_markdown(runs))
     Console(width=200).print(comparison_table(runs, args.study))
-    draw_curves(runs, output / "compare.png")
-    (output / "compare.json").write_text(json.dumps(runs))
-    (output / "compare.md").write_text(comparison_markdown(runs))
     print(f"Table, figure and raw numbers are in {output}. Bands are the range over seeds.")
 
 

@@ -54,6 +54,14 @@ def make() -> gym.Env:
     return Counter()
 
 
+class CutCounter(Counter):
+    """Episodes that would count beyond 2 are truncated there."""
+
+    def step(self, action: str) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, self.count >= 2 and not terminated, info
+
+
 class Housed(Counter):
     """Starts a process of its own, as a simulator would be, and ends it when it is closed. Both are told in a file."""
 
@@ -107,3 +115,8 @@ class CounterTask(Task):
 
     def metrics(self, transitions: Sequence[Transition]) -> dict[str, float]:
         return {f"success_{transitions[0].info['target']}": float(self.success(transitions))}
+
+
+class CutCounterTask(CounterTask):
+    def make_env(self, *, evaluation: bool = False) -> gym.Env:
+        return CutCounter()

@@ -19,16 +19,17 @@ from toy import ColourEnv, ColourTask, GuessTask, quiet_config
 from transformers import TrainerCallback
 
 from trl_gtr.correctors import ExpertCorrector
+from trl_gtr.guides.merged_teacher import MergedTeacher
 from trl_gtr.learning import losses
 from trl_gtr.policy import adapters
 from trl_gtr.policy.loading import unwrap_adapter
 from trl_gtr.trainer import GTRTrainer
 
 # Depend on the machine, not on the run.
-UNSTEADY = ("time/", "speed/", "memory/", "corrector/latency")
+UNSTEADY = ("time/", "speed/", "memory/", "corrector/latency", "teacher/merge_seconds")
 
 
-def make_trainer(folder, name, task=None, corrector="expert", peft_config=None, model="toy", **overrides):
+def make_trainer(folder, name, task=None, corrector="expert", peft_config=None, model="toy", guide=None, **overrides):
     args = {
         "rollout_steps": 8,
         "total_env_steps": 64,
@@ -41,9 +42,10 @@ def make_trainer(folder, name, task=None, corrector="expert", peft_config=None, 
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
         args |= {"ddp_backend": "gloo", "use_cpu": False}
     if corrector == "expert":
-        corrector = ExpertCorrector()
+        corrector = ExpertCorrector() if guide is None else None
     config = quiet_config(folder / name, **args)
-    return GTRTrainer(str(folder / model), config, task or ColourTask(length=3), corrector, peft_config=peft_config)
+    given = {"peft_config": peft_config, "guide": None if guide is None else guide()}
+    return GTRTrainer(str(folder / model), config, task or ColourTask(length=3), corrector, **given)
 
 
 def steady(log_history):
@@ -56,9 +58,10 @@ def weights(trainer):
     return {name: tensor.detach().clone() for name, tensor in (state or trainer.trained.state_dict()).items()}
 
 
-def alike_everywhere(trainer):
+def alike_everywhere(trainer, module=None):
     """Whether all processes hold the same weights, to the last bit."""
-    everybody = trainer.processes.gather([p.detach().double().sum().item() for p in trainer.trained.parameters()])
+    weights = (module or trainer.trained).parameters()
+    everybody = trainer.processes.gather([p.detach().double().sum().item() for p in weights])
     return all(sums == everybody[0] for sums in everybody)
 
 
@@ -83,6 +86,7 @@ SCHEDULES = {
         "ratio_level": "token",
         "value_head_sizes": [1024, 512],
     },
+    "turbo": {"guide": lambda: MergedTeacher("kl", corrector=ExpertCorrector())},
 }
 
 
@@ -93,7 +97,7 @@ def recorded_run(folder, schedule, rollouts=None):
     # What is drawn must not depend on how many draw it.
     trainer.guide.buffer.sample = lambda n: [list(trainer.guide.buffer.samples())[-1]] * n
     recorded, play = [], trainer.collector.collect
-    own = range(trainer.collector.first_index, trainer.collector.first_index + trainer.collector.envs.num_envs)
+    own = range(trainer.collector.first_index, trainer.collector.first_index + trainer.collector.num_envs)
 
     def collect(*args, **kwargs):
         if rollouts is None:
@@ -131,6 +135,8 @@ def replay_one(folder, schedule, rollouts):
         "distributed_type": trainer.accelerator.distributed_type.value,
         "weights": weights(trainer),
         "alike": alike_everywhere(trainer),
+        "teacher_alike": schedule != "turbo" or alike_everywhere(trainer, trainer.guide.teacher),
+        "past": sorted(trainer.guide.files()),
         "wrapper": type(trainer.model).__name__,
         "labels": trainer.processes.gather(len(trainer.guide.buffer)),
         "log": steady(trainer.state.log_history),

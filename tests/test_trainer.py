@@ -149,6 +149,12 @@ def test_it_is_a_ppo_trainer_and_says_so_on_its_card(make_trainer, tmp_path):
     assert "2503.08525" in card
 
 
+def test_a_checkpoint_takes_no_time_for_the_card(make_trainer, tmp_path):
+    make_trainer(save_strategy="steps", save_steps=1).train()
+    assert list((tmp_path / "run").glob("checkpoint-*"))
+    assert not (tmp_path / "run" / "README.md").exists()
+
+
 def test_a_saved_policy_answers_as_the_trained_one(make_trainer, tmp_path):
     trainer = make_trainer()
     trainer.train()
@@ -501,13 +507,13 @@ class Shaping(Guide):
         self.calls.append("labels")
         return 0
 
-    def shaping(self, rollout, scores):
+    def shaping(self, rollout, scores, means):
         self.calls.append("shaping")
         again = self.run.score(rollout.transitions, PolicyWithValue(self.run.model, None))
         assert torch.allclose(again.token_logprobs, scores.token_logprobs, atol=1e-5)
         return torch.full((len(rollout),), self.amount)
 
-    def after_update(self, model):
+    def after_update(self, model, means):
         self.calls.append("after_update")
 
     def metrics(self):

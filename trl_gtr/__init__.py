@@ -27,6 +27,8 @@ _EXPORTS = {
     "Advantages": "learning.advantages",
     "Guide": "guides.base",
     "CorrectedThoughts": "guides.corrected",
+    "GuideArguments": "guides.arguments",
+    "MergedTeacher": "guides.merged_teacher",
     "ThoughtCollapseCallback": "runs.callbacks",
     "Engine": "engines.base",
     "TransformersEngine": "engines.transformers",
@@ -97,8 +99,10 @@ if TYPE_CHECKING:  # "X as X" is how a typed package says that X is public
     from .evaluation.evaluate import evaluate_agent as evaluate_agent
     from .evaluation.reports import EvaluationReport as EvaluationReport
     from .evaluation.task_check import check_task as check_task
+    from .guides.arguments import GuideArguments as GuideArguments
     from .guides.base import Guide as Guide
     from .guides.corrected import CorrectedThoughts as CorrectedThoughts
+    from .guides.merged_teacher import MergedTeacher as MergedTeacher
     from .guides.sft_data import make_sft_dataset as make_sft_dataset, prompt_and_completion as prompt_and_completion
     from .learning.advantages import AdvantageEstimator as AdvantageEstimator, Advantages as Advantages
     from .policy.loading import load_policy as load_policy, lora_target_modules as lora_target_modules

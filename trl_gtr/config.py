@@ -100,7 +100,7 @@ class GTRConfig(PPOConfig):
     rollout_steps: int = _field(
         64,
         "Steps per environment in one update. Paper: 1024 steps per update on cards. With groups, an update plays "
-        "whole episodes: then this is their expected length, and only decides how many updates a run has.",
+        "whole episodes: then this is only their expected length.",
         at_least=1,
     )
     mini_batch_size: int | None = _field(
@@ -115,6 +115,12 @@ class GTRConfig(PPOConfig):
         "Batches accumulated per process before an optimizer step. None: computed from `mini_batch_size`, or 1.",
         at_least=1,
         optional=True,
+    )
+    overlap: bool = _field(
+        False,
+        "Generate for two halves of each process's environments in turn: while one half generates, the other half's "
+        "environments step and their images are processed, in the background. For slow environments (see "
+        "docs/scaling). Not with groups.",
     )
     max_completion_length: int = _field(256, "Maximum number of new tokens per response. Paper: 256.", at_least=1)
     feature_cache_gb: float = _field(
@@ -331,7 +337,7 @@ class GTRConfig(PPOConfig):
 
     @property
     def num_updates(self) -> int:
-        """Updates in the run: `total_env_steps` rounded up to whole rollouts."""
+        """Updates in the run: `total_env_steps` rounded up to whole rollouts. With groups, the expected number."""
         return math.ceil(self.total_env_steps / (self.num_envs * self.rollout_steps))
 
     @property

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import PreTrainedModel, TrainerCallback
-from transformers.trainer_callback import ProgressCallback
+from transformers import PreTrainedModel, Trainer, TrainerCallback
+from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import TrainOutput, set_seed
 
 from .config import GTRConfig
@@ -26,7 +26,6 @@ from .distributed.signals import StopSignals
 from .distributed.trl_bridge import PPOBridge
 from .engines.base import Engine
 from .engines.transformers import TransformersEngine
-from .evaluation.agents import PolicyAgent
 from .evaluation.all_ranks import evaluate_on_all_ranks
 from .evaluation.evaluate import count_episodes
 from .evaluation.reports import EvaluationReport
@@ -44,15 +43,16 @@ from .policy.scoring import VLMPolicy
 from .rollouts.all_ranks import collect_on_all_ranks, make_collector
 from .rollouts.clock import Clock
 from .runs.callbacks import GTRProgressCallback, logging_callbacks
-from .runs.checkpointer import Part, RunCheckpointer, RunCounters
+from .runs.checkpointer import GuideFiles, Part, RunCheckpointer, RunCounters
 from .runs.given import check_args, check_task_given
 from .runs.hopeless import HopelessRunCallback
+from .runs.length import RunLength
 from .runs.manifest import describe_run
 from .runs.model_card import PAPER, TrainedAgent, write_model_card
 from .runs.rollout_metrics import print_completions
 from .runs.stopping import RunStopper
 from .runs.update_metrics import update_metrics
-from .storage.state_files import TENSORS
+from .storage.state_files import LINKED_FILES, TENSORS
 from .tasks.base import Task
 from .types import Rollout
 
@@ -74,7 +74,7 @@ class GTRTrainer(PPOBridge):
         optimizers: Optimizer for the model's weights, and its scheduler or `None`; built from `args` if left out.
         peft_config: Train an adapter instead of the model.
         guide: Teaches thoughts, in place of a `corrector`.
-        advantage_estimator: GAE with the settings of `args` if left out.
+        advantage_estimator: The one that `args` names if left out.
     """
 
     _tag_names = ["trl", "ppo", "gtr"]  # noqa: RUF012
@@ -112,7 +112,7 @@ class GTRTrainer(PPOBridge):
         ensure_named_base(model, peft_config, processing_class, args.output_dir)
         hidden_size = model.config.get_text_config().hidden_size
         value_head = ValueHead(hidden_size, args.value_head_sizes) if self.estimator.needs_values else None
-        self.policy = _make_policy(model, processing_class, args)
+        self.policy = VLMPolicy.from_settings(model, processing_class, args)
         given = {"callbacks": callbacks, "optimizers": optimizers, "peft_config": peft_config}
         super().__init__(args, model, value_head, processing_class, **given)
         self.processes = Processes(self.accelerator, args.ddp_timeout)
@@ -121,17 +121,19 @@ class GTRTrainer(PPOBridge):
         shows = not args.disable_tqdm and self.is_world_process_zero()
         self.progress = BarProgress() if shows else Progress()
         self._add_callbacks()
-        scorer = Scorer(args, self.policy, self.network, self.processes)
-        model = self.trained.policy
-        self.guide.attach(GuidedRun(args, task, self.policy, model, self.processes, scorer.score_all))
+        scorer = Scorer(args, self.policy, self.network, self.processes, self.accelerator.autocast)
+        make_engine = partial(TransformersEngine, self.policy, accelerator=self.accelerator)
+        model, score = self.trained.policy, scorer.score_under
+        self.guide.attach(GuidedRun(args, task, self.policy, model, self.processes, score, make_engine))
         parts = self.estimator, self.guide, self.processes, self.reference_network
         self.make_experience = ExperienceMaker(args, scorer, *parts)
         objective, buffer = choose_objective(args), self.guide.buffer
         self.updater = Updater(
             args, self.accelerator, self.processes, scorer, self.optimizer, objective, buffer, self.progress
         )
-        self.engine: Engine = TransformersEngine(self.policy, self.model, accelerator=self.accelerator)
+        self.engine: Engine = make_engine(self.model)
         self.signals, self.counters = StopSignals(), RunCounters()
+        self.length = RunLength(args, varies=self.estimator.needs_groups)
         self._last_loss = math.nan
         self.checkpointer = self._make_checkpointer()
         save = None if args.save_strategy == "no" else lambda: self._save_checkpoint(self.model, trial=None)
@@ -142,6 +144,7 @@ class GTRTrainer(PPOBridge):
         adapter = self.trained.policy.active_peft_config.to_dict() if self.is_peft_model else {}
         parts = {
             "guide": Part(self.guide, TENSORS),
+            "guide_files": Part(GuideFiles(self.guide), LINKED_FILES, shared=True),
             "environments": Part(self.collector),
             "updater": Part(self.updater, TENSORS, shared=True),
             "counters": Part(self.counters),
@@ -152,7 +155,7 @@ class GTRTrainer(PPOBridge):
     def _add_callbacks(self) -> None:
         args, handler = self.args, self.callback_handler
         if not args.disable_tqdm:
-            self.remove_callback(ProgressCallback)
+            self.remove_callback(DEFAULT_PROGRESS_CALLBACK)  # in a notebook, another than in a terminal
             self.add_callback(GTRProgressCallback)
         model, spans = self.trained.policy, self.policy.spans
         self.add_callback(self.hopeless)
@@ -162,28 +165,31 @@ class GTRTrainer(PPOBridge):
     # --- the algorithm ------------------------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainOutput:
-        """Collect, learn, repeat, for `num_updates` updates."""
+        """Collect, learn, repeat, until `total_env_steps` steps have been played."""
         started = time.perf_counter()
         self._begin(self.checkpointer.find(resume_from_checkpoint))
         try:
             with StopSignals() as self.signals, self.progress.shown():
-                while self.state.global_step < self.args.num_updates and not self.control.should_training_stop:
+                while self._goes_on:
                     clock, means, update = Clock(), Means(), self.state.global_step
                     rollout = self._collect()  # 1. act, while the corrector judges
-                    corrected = self.guide.labels(rollout, update, means)  # 2. add the guide's labels to its buffer
+                    with clock("guide"):
+                        corrected = self.guide.labels(rollout, update, means)  # 2. add the guide's labels
                     self.progress.begin("score", 1, "rollout")
                     with clock("score"):
                         experience = self.make_experience(rollout, corrected, means)  # 3. log-probs, advantages
                     with clock("update"):
                         self.updater.update(experience, update, means)  # 4. learn
                     self.progress.end()
-                    self.guide.after_update(self.trained.policy)
+                    with clock("guide"):
+                        self.guide.after_update(self.trained.policy, means)
                     self.engine.sync(self.trained.policy)
                     self._finish_update(rollout, experience, means, rollout.times | clock.seconds)  # 5. log, save
                     if self.stopper.stop_if_spent(self.state.global_step, rollout.stop_reason):
                         self.control.should_training_stop = True
                     self.stopper.raise_if_diverged(self.state.global_step, self.updater)
-                    self.stopper.raise_if_hopeless(self.state.global_step, self._why_hopeless())
+                    if self._goes_on:
+                        self.stopper.raise_if_hopeless(self.state.global_step, self.hopeless.why_stop)
                 self.stopper.stop_on_signal(self.state.global_step, self.processes.gather(self.signals.received))
         except BaseException:
             self.guide.close()
@@ -191,9 +197,9 @@ class GTRTrainer(PPOBridge):
         self._end()
         return TrainOutput(self.state.global_step, self._last_loss, {"train_runtime": time.perf_counter() - started})
 
-    def _why_hopeless(self) -> str | None:
-        goes_on = self.state.global_step < self.args.num_updates and not self.control.should_training_stop
-        return " ".join(self.hopeless.signs) if goes_on and self.hopeless.stops else None
+    @property
+    def _goes_on(self) -> bool:
+        return self.state.global_step < self.state.max_steps and not self.control.should_training_stop
 
     def _end(self) -> None:
         self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
@@ -206,8 +212,9 @@ class GTRTrainer(PPOBridge):
             self.checkpointer.load(checkpoint, self.load_checkpoint)
             self._load_rng_state(checkpoint)  # last: loading the rest may draw random numbers
         # After resuming, because a resumed run may be longer.
-        self.state.max_steps, self.state.num_train_epochs = args.num_updates, 1
-        self.state.compute_steps(args, args.num_updates)
+        self.state.max_steps = self.length.updates(self.state.global_step, self.counters.env_steps)
+        self.state.num_train_epochs = 1
+        self.state.compute_steps(args, self.state.max_steps)
         self.model.train()
         self.engine.sync(self.trained.policy)
         self.control = self.callback_handler.on_train_begin(args, self.state, self.control)
@@ -233,7 +240,7 @@ class GTRTrainer(PPOBridge):
             collected = collect_on_all_ranks(play, self.processes, lambda: self.signals.received)
         self.stopper.stop_on_signal(step, collected.received, collected.faults, before)
         if self.is_world_process_zero() and not self.estimator.needs_groups:
-            collected.warn_of_late(planned=args.rollout_steps * self.collector.envs.num_envs)
+            collected.warn_of_late(planned=args.rollout_steps * self.collector.num_envs)
         return collected.rollout
 
     def _finish_update(
@@ -242,11 +249,13 @@ class GTRTrainer(PPOBridge):
         """Update counters, log, and evaluate or save if the callbacks ask for it."""
         args, state = self.args, self.state
         learning_rate = self.lr_scheduler.get_last_lr()[0]
-        self.lr_scheduler.step()
         state.global_step += 1
         state.episode += int(self.processes.sum(len(rollout.episodes)))
-        state.epoch = state.global_step / args.num_updates
-        self.counters.env_steps += experience.env_steps
+        before, self.counters.env_steps = self.counters.env_steps, self.counters.env_steps + experience.env_steps
+        for _ in range(self.length.schedule_steps(before, self.counters.env_steps)):
+            self.lr_scheduler.step()
+        state.max_steps = self.length.updates(state.global_step, self.counters.env_steps)
+        state.epoch = state.global_step / state.max_steps
         self.control = self.callback_handler.call_event(
             "on_step_end", args, state, self.control, rollout=rollout, experience=experience
         )
@@ -277,8 +286,9 @@ class GTRTrainer(PPOBridge):
                 self.checkpointer.manifest.write(folder)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        save_trainer = partial(super()._save_checkpoint, model, trial)
-        self.checkpointer.save(self.state.global_step, save_trainer)
+        # TRL's PPO trainer first draws the model card, which is only needed here if it is pushed with the checkpoint.
+        save = super()._save_checkpoint if self.args.push_to_hub else partial(Trainer._save_checkpoint, self)
+        self.checkpointer.save(self.state.global_step, partial(save, model, trial))
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self.checkpointer.writes_into)
@@ -295,18 +305,21 @@ class GTRTrainer(PPOBridge):
         evaluation is not logged.
         """
         args, task = self.args, Task.ensure(eval_task or self.eval_task)
-        with self.progress.shown(), self.engine.ready():
-            report, stopped = evaluate_on_all_ranks(
-                PolicyAgent(self.engine, greedy=args.eval_greedy),
-                task,
-                count_episodes(task, episodes or args.eval_episodes),
-                args,
-                self.processes,
-                received=lambda: self.signals.received,
-                progress=self.progress,
-            )
+        play = partial(
+            evaluate_on_all_ranks,
+            task=task,
+            episodes=count_episodes(task, episodes or args.eval_episodes),
+            args=args,
+            processes=self.processes,
+            received=lambda: self.signals.received,
+            progress=self.progress,
+        )
+        report, stopped = play(self.engine)
         if report.episodes and not stopped:
             metrics = report.metrics(metric_key_prefix)
+            if self.guide.engine is not None:
+                taught, stopped = play(self.guide.engine)
+                metrics |= taught.metrics(f"{metric_key_prefix}_teacher") if taught.episodes and not stopped else {}
             self.log(metrics)
             self.control = self.callback_handler.on_evaluate(args, self.state, self.control, metrics)
         return report
@@ -332,6 +345,7 @@ class GTRTrainer(PPOBridge):
             is_adapter=self.is_peft_model,
             task=self.task,
             corrector=None if self.corrector is None else self.corrector.identity,
+            guide=self.guide.description,
             args=self.args,
             log=self.state.log_history,
             paper=self._paper,
@@ -344,14 +358,3 @@ class GTRTrainer(PPOBridge):
         if self.guide.buffer is None:
             raise ValueError("This run's guide provides no labels: train with a `corrector` to get corrections.")
         return corrections_dataset(self.guide.buffer, self.policy.processor)
-
-
-def _make_policy(model: PreTrainedModel, processor: Any, args: GTRConfig) -> VLMPolicy:
-    return VLMPolicy(
-        model,
-        processor,
-        temperature=args.temperature,
-        repetition_penalty=args.repetition_penalty,
-        max_completion_length=args.max_completion_length,
-        feature_cache_bytes=int(args.feature_cache_gb * 2**30),
-    )

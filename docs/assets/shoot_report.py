@@ -1,4 +1,4 @@
-"""Takes the pictures of "The report": `python docs/assets/shoot_report.py runs/compare.html`.
+"""Takes the pictures of "The report": `python docs/assets/shoot_report.py runs/notebook/report.html result curves`.
 
 Needs playwright and a Chromium.
 """
@@ -14,7 +14,8 @@ from playwright.sync_api import Page, sync_playwright
 HERE = Path(__file__).parent
 # name: what is shown, and how much of its height
 PARTS = {
-    "curves": ("#curves", 900),
+    "result": ("#result", 240),
+    "curves": ("#curves", 764),
     "episodes": ("#panes", 1000),
     "correction": ("#panes", 1000),
     "collapse": ("#collapse", 1150),

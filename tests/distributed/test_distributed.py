@@ -85,6 +85,8 @@ def test_two_processes_train_the_same_as_one(alone, two_processes, folder, sched
     both = outcome(folder, "replay")[schedule]
     assert (both["num_processes"], both["distributed_type"]) == (2, "MULTI_CPU")
     assert both["alike"]
+    assert both["teacher_alike"]
+    assert both["past"] == (["start_000000.safetensors", "sums_000003.safetensors"] if schedule == "turbo" else [])
     assert both["wrapper"] == "TrainedModule"  # DDP's would hold buckets as large as all gradients, for nothing
     assert both["labels"][0] > 0
     assert both["labels"][1] == 0  # process 1 has no correction in the whole run
@@ -250,6 +252,9 @@ def test_deepspeed_zero2_trains_the_same_saves_and_resumes(deepspeed, alone, fol
     assert (both["num_processes"], both["distributed_type"]) == (2, "DEEPSPEED")
     # Not so with separate phases: DeepSpeed steps every parameter, those without a gradient by their momentum.
     assert largest_difference(both["weights"], alone["joint"][0]) < 1e-4
+    turbo = outcome(folder, "replay")["turbo"]
+    assert turbo["teacher_alike"]
+    assert largest_difference(turbo["weights"], alone["turbo"][0]) < 1e-4
     check_resumed(outcome(folder, "resume"))
 
 

@@ -1,4 +1,5 @@
 import io
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from trl_gtr.evaluation.comparison import (
     comparison_markdown,
     comparison_table,
     curve,
+    draw_band,
     draw_curves,
     interval,
     largest_fall,
@@ -54,6 +56,15 @@ def test_interval_is_students() -> None:
     assert interval([0.5, 0.25]) == "0.500, 0.250"
 
 
+def test_arms_with_a_teacher_have_columns_that_others_leave_empty() -> None:
+    taught = run("turbo", 0, [0.5], 0.5)
+    taught["log"][0]["start_pool_teacher_success"], taught["log"][-1]["end_pool_teacher_success"] = 0.25, 0.625
+    header, _, ppo, turbo = comparison_markdown([RUNS[2], taught]).splitlines()
+    assert header.startswith("| arm | seeds | pool success | pool teacher success | pool true thoughts |")
+    assert turbo.startswith("| turbo | 1 | 0.25 → 0.500 | 0.25 → 0.625 |")
+    assert ppo.startswith("| ppo | 1 | 0.25 → 0.400 |  | 0.50 → 0.750 |")
+
+
 def test_table_and_figure(tmp_path) -> None:  # type: ignore[no-untyped-def]
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(comparison_table(RUNS, "a study"))
@@ -68,3 +79,50 @@ def test_table_and_figure(tmp_path) -> None:  # type: ignore[no-untyped-def]
     draw_curves(RUNS, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert list(curve(RUNS[2], "episode/success")) == [0.5]
+
+
+def test_several_tasks_are_one_table_and_one_figure_over_steps(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    runs = []
+    for task, arm, steps in (("cards", "grpo", 300), ("cards", "grpo_guided", 250), ("lines", "grpo", 100)):
+        made = run(arm, 0, [0.2, 0.4], 0.5) | {"task": task}
+        for update, entry in enumerate(made["log"][1:3], 1):
+            entry |= {
+                "env_steps": update * steps,
+                "speed/steps_per_second": 10.0 * update,
+                "memory/cpu_gb": update / 4,
+            }
+        runs.append(made)
+    header, _, first, second, third = comparison_markdown(runs).splitlines()
+    assert header.startswith("| task | arm | seeds | success | true thoughts |")
+    assert header.endswith("| steps/s | peak GB |")
+    assert first.startswith("| cards | grpo | 1 | 0.25 → 0.500 |")
+    assert first.endswith("| 15 | 0.5 |")  # the mean of 10 and 20, the larger of 0.25 and 0.5
+    assert second.startswith("| cards | grpo_guided |")
+    assert third.startswith("| lines | grpo |")
+    draw_curves(runs, tmp_path / "curves.png", {"episode/success": "success"})
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+class Recorder:
+    """Takes what is drawn."""
+
+    def plot(self, x, y, *args, **kwargs):  # type: ignore[no-untyped-def]
+        self.x, self.y = x.tolist(), y.tolist()
+        return [SimpleNamespace(get_color=lambda: "C0")]
+
+    def fill_between(self, x, low, high, **kwargs):  # type: ignore[no-untyped-def]
+        self.low, self.high = low.tolist(), high.tolist()
+
+
+def test_seeds_with_updates_of_different_sizes_meet_at_the_same_steps() -> None:
+    """By hand: the second seed has 0.3 at 100 steps and 0.7 at 200, so 0.5 at 150."""
+    runs = [
+        {"log": [{"s": 0.0, "env_steps": 100}, {"s": 0.1, "env_steps": 150}, {"s": 0.2, "env_steps": 300}]},
+        {"log": [{"s": 0.3, "env_steps": 100}, {"s": 0.7, "env_steps": 200}]},
+    ]
+    axis = Recorder()
+    draw_band(axis, runs, "s", "seeds", over="env_steps")
+    assert axis.x == [100, 150]  # the second ends at 200
+    assert axis.low == [0.0, 0.1]
+    assert axis.high == pytest.approx([0.3, 0.5])
+    assert axis.y == pytest.approx([0.15, 0.3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -184,6 +185,17 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "wrong: make_env: not reproducible" in out
     assert out.endswith("evaluation.test_task_check:Faulty: 1 to fix\n")
+
+
+def test_the_command_has_no_default_task(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        main(["check", "--help"])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  --task ")]
+    assert line.endswith("without one, this machine is checked")
+    file = tmp_path / "settings.yaml"
+    file.write_text("task: toy:ColourTask\nepisodes: 2\n")
+    assert main(["check", "--config", str(file)]) == 0
+    assert capsys.readouterr().out == "toy:ColourTask: ready for training\n"
 
 
 class Faulty(ColourTask):

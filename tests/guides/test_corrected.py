@@ -27,7 +27,7 @@ def policy():
 def attached(guide, policy, tmp_path, **settings):
     args = quiet_config(tmp_path, **settings)
     processes = SimpleNamespace(rank=0, world_size=1)
-    guide.attach(GuidedRun(args, TASK, policy, torch.nn.Identity(), processes, lambda steps, network: None))
+    guide.attach(GuidedRun(args, TASK, policy, torch.nn.Identity(), processes, lambda *_: None, lambda *_: None))
     return guide
 
 
@@ -114,8 +114,8 @@ def test_a_guide_that_does_nothing_is_complete():
     guide.check(TASK)
     assert (guide.corrector, guide.buffer) == (None, None)
     assert guide.labels(judged(RED), update=0, means=means) == 0
-    assert guide.shaping(judged(RED), None) is None
-    guide.after_update(torch.nn.Identity())
+    assert guide.shaping(judged(RED), None, Means()) is None
+    guide.after_update(torch.nn.Identity(), Means())
     guide.load_state_dict(guide.state_dict())
     assert guide.metrics() == {}
     assert means.reduce() == {}

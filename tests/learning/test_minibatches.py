@@ -24,7 +24,7 @@ def mini_batches(made: list[int], rank: int, accumulation: int = 2, size: int = 
         steps = steps_of(each, processes, made[each])
         kept = [(step.env_index, step.step) not in dropped for step in steps]
         local = ENVS // processes
-        grids.append(learned_steps(steps, range(each * local, (each + 1) * local), STEPS, kept))
+        grids.append(learned_steps(steps, range(each * local, (each + 1) * local), kept))
     own = steps_of(rank, processes, made[rank])
     found = draw_mini_batches(
         own,
@@ -74,6 +74,46 @@ def test_dropped_steps_are_in_no_mini_batch_and_no_divisor() -> None:
     assert len(places) == len(set(places)) == sum(size for _, size in found) == (ENVS - 2) * STEPS
 
 
+RAGGED = [1, 9, 2, 2, 7, 1, 3, 8]
+"""Steps of each environment."""
+
+
+def ragged(processes: int, size: int, accumulation: int = 1) -> list[list]:
+    """The mini-batches of a rollout of whole episodes: those of each process."""
+    local = ENVS // processes
+    owned = [range(rank * local, (rank + 1) * local) for rank in range(processes)]
+    steps = [[transition(env, step) for env in envs for step in range(RAGGED[env])] for envs in owned]
+    grid = stack([learned_steps(own, envs) for own, envs in zip(steps, owned, strict=True)])
+    micro = size // processes // accumulation
+    options = {"micro_batch_size": micro, "accumulation_steps": accumulation, "world_size": processes, "seed": [5]}
+    drawn = [list(draw_mini_batches(own, grid, **options, rank=rank)) for rank, own in enumerate(steps)]
+    return [
+        [([(own[i].env_index, own[i].step) for m in b.micro_batches for i in m], b.size) for b in batches]
+        for own, batches in zip(steps, drawn, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("size", "sizes"), [(4, [4] * 5 + [5] + [4] * 2), (8, [9, 8, 8, 8]), (12, [11] * 3), (64, [33])]
+)
+def test_mini_batches_of_a_ragged_rollout_are_as_large_as_asked(size: int, sizes: list[int]) -> None:
+    (alone,) = ragged(1, size)
+    assert sorted(found for _, found in alone) == sorted(sizes)
+    assert [len(places) for places, _ in alone] == [found for _, found in alone]
+    everything = [(env, step) for env in range(ENVS) for step in range(RAGGED[env])]
+    assert sorted(place for places, _ in alone for place in places) == everything
+
+
+@pytest.mark.parametrize("accumulation", [1, 2, 4])
+def test_a_ragged_rollout_is_cut_alike_on_two_processes_and_into_any_micro_batches(accumulation: int) -> None:
+    (alone,) = ragged(1, 8)
+    first, second = ragged(2, 8, accumulation)
+    assert [sorted(places) for places, _ in alone] == [
+        sorted(one + other) for (one, _), (other, _) in zip(first, second, strict=True)
+    ]
+    assert [size for _, size in alone] == [size for _, size in first] == [size for _, size in second]
+
+
 def test_where_nothing_is_learned_there_is_no_mini_batch() -> None:
     everything = tuple((env, step) for env in range(ENVS) for step in range(STEPS))
     assert mini_batches([STEPS], 0, dropped=everything) == []
@@ -87,7 +127,7 @@ def test_micro_batches_hold_similar_lengths() -> None:
 
 def test_the_seed_decides_the_shuffle() -> None:
     steps = steps_of(0, 1, STEPS)
-    grid = learned_steps(steps, range(ENVS), STEPS)
+    grid = learned_steps(steps, range(ENVS))
     sizes = {"micro_batch_size": 6, "accumulation_steps": 1, "rank": 0, "world_size": 1}
     draws = [[b.micro_batches[0].tolist() for b in draw_mini_batches(steps, grid, **sizes, seed=s)] for s in (1, 1, 2)]
     assert draws[0] == draws[1] != draws[2]
@@ -95,9 +135,8 @@ def test_the_seed_decides_the_shuffle() -> None:
 
 def test_a_grid_by_hand() -> None:
     steps = [transition(4, 0), transition(5, 0), transition(4, 1)]
-    assert learned_steps(steps, range(4, 6), 3).tolist() == [[True, True, False], [True, False, False]]
-    dropping = learned_steps(steps, range(4, 6), 1, [True, False, True])
-    assert dropping.tolist() == [[True, True], [False, False]]  # as wide as the steps need
+    assert learned_steps(steps, range(4, 6)).tolist() == [[True, True], [True, False]]
+    assert learned_steps(steps, range(4, 6), [True, False, True]).tolist() == [[True, True], [False, False]]
 
 
 def test_grids_are_stacked_to_the_widest() -> None:

@@ -129,6 +129,16 @@ def test_deepspeed_divides(llava, stage, weights, gradients):
     assert parts.get("gathered weights", 0) == (2 * (base + trained) if stage == 3 else 0)
 
 
+def test_a_merged_teacher_has_its_own_copy_of_the_adapted_layers(llava):
+    language = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    vision = 24 * (4 * 1024 * 1024 + 2 * 1024 * 4096) + 1024 * 4096 + 4096 * 4096
+    for teacher, generated, scored in (("sft", 2048, 1024 + 16), ("kl", 1024, 2048 + 16)):
+        work = Work(llava.args, clones=teacher == "sft", teacher=teacher)
+        found = memory(llava.skeleton, work, llava.seen, llava.passes, Sharding(), on_cpu=False)
+        assert values(found.lasting)["merged teacher"] == 2 * (language + vision)
+        assert (work.generated_samples, work.scored_samples) == (generated, scored)
+
+
 def test_an_update_and_the_hours(llava):
     work = Work(llava.args, clones=True)
     update = values(update_section(work, llava.seen))
@@ -232,3 +242,23 @@ def test_processes_come_from_the_launchers_file(capsys):
     assert plan["title"].endswith("2 processes")
     assert "over 2 processes" in plan["memory"]["adam"]["how"]
     assert all(each["how"] for name, section in plan.items() if name != "title" for each in section.values())
+
+
+def test_a_group_method_plans_no_value_head(capsys):
+    sizes = ("--model_name_or_path", "tiny", "--task", "ezpoints", "--num_envs", "8", "--rollout_steps", "4")
+    short = ("--max_completion_length", "16", "--total_env_steps", "64", "--use_cpu", "--mini_batch_size", "16")
+    shared = (*sizes, *short, "--kl_coef", "0", "--num_ppo_epochs", "1", "--thought_cloning_coef", "0")
+    ppo = planned(capsys, *shared)
+    group = planned(capsys, *shared, "--preset", "grpo", "--group_size", "4", "--refill_groups", "2")
+    head = 128 * 1024 + 1024 + 1024 * 512 + 512 + 512 + 1  # by hand, as for LLaVA
+    assert ppo["model"]["value_head"]["value"] == head
+    assert group["model"]["value_head"]["value"] == 0
+    assert "value_head" not in group["memory"]
+    assert ppo["memory"]["adam"]["value"] - group["memory"]["adam"]["value"] == 2 * 4 * head
+    assert group["an_update"]["most_steps"]["value"] == 8 * 7 * 3  # EZPoints ends after seven steps
+    assert "most_steps" not in ppo["an_update"]
+    # Scored once each, without the eight values that close a rollout of PPO.
+    for plan, scored in ((ppo, 32 + 8), (group, 32)):
+        run, updates = plan["the_run"], 2
+        forward, training = run["forward_pass"]["value"], run["training_pass"]["value"]
+        assert run["all_passes"]["value"] == pytest.approx(updates * ((32 + scored) * forward + 32 * training))

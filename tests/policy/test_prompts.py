@@ -1,4 +1,6 @@
 import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -204,3 +206,63 @@ def test_pad_and_cat():
     assert pad_and_cat([torch.ones(2, 1, 3), torch.ones(1, 2, 2)]).sum((1, 2)).tolist() == [3, 3, 4]
     assert pad_and_cat([torch.tensor([1]), torch.tensor([2])], at_least=3).tolist() == [1, 2]
     assert pad_and_cat(rows, 9, left=True, at_least=4).tolist() == [[9, 1, 2, 3], [9, 9, 9, 4]]
+
+
+class Watched(Counting):
+    """Tells when an image is being processed, and waits for `go_on`."""
+
+    def __init__(self, processor):
+        super().__init__(processor)
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.inside, self.most_inside = 0, 0
+
+    def preprocess(self, images, *args, **options):
+        self.inside += 1
+        self.most_inside = max(self.most_inside, self.inside)
+        self.begun.set()
+        assert self.go_on.wait(timeout=20)
+        try:
+            return super().preprocess(images, *args, **options)
+        finally:
+            self.inside -= 1
+
+
+def test_what_is_cached_need_not_wait_for_what_another_thread_prepares(tiny_vlm):
+    processor = tiny_vlm("llava_next")[1]
+    watched = Watched(processor)
+    encoder, prompts, images = watched.encoder(), some_prompts(6), some_images(6)
+    watched.go_on.set()
+    encoder.prepare(prompts[:3], images[:3])
+    assert watched.images == 3
+    watched.begun.clear(), watched.go_on.clear()
+    thread = threading.Thread(target=encoder.prepare, args=(prompts[3:], images[3:]))
+    thread.start()
+    assert watched.begun.wait(timeout=20)
+    assert same(encoder.encode(prompts[:3], images[:3]), processors_own_batch(processor, prompts[:3], images[:3]))
+    watched.go_on.set()
+    thread.join()
+    assert same(encoder.encode(prompts[3:], images[3:]), processors_own_batch(processor, prompts[3:], images[3:]))
+    assert watched.images == 6  # all of them ahead
+    PromptEncoder(watched.processor, 0, 0).prepare(["?"], [255 - images[0]])  # no cache, nothing to prepare
+    assert watched.images == 6
+
+
+def test_threads_encode_the_same_as_one(tiny_vlm):
+    """With room for a few images only: each evicts what the other has cached, and one processes at a time."""
+    processor = tiny_vlm("llava_next")[1]
+    watched = Watched(processor)
+    watched.go_on.set()
+    encoder, prompts, images = watched.encoder(), some_prompts(6), some_images(6)
+    expected = [encoder.encode([prompt], [image]) for prompt, image in zip(prompts, images, strict=True)]
+    encoder.cache_bytes = encoder._cached_bytes // 2
+
+    def encode(seed):
+        for i in np.random.default_rng(seed).integers(6, size=30):
+            assert same(encoder.encode([prompts[i]], [images[i]]), expected[i])
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(encode, range(2)))
+    assert watched.most_inside == 1
+    assert watched.images > 12
+    kept = sum(tensor.nbytes for features in encoder._cache.values() for tensor in features.values())
+    assert encoder._cached_bytes == kept <= encoder.cache_bytes

@@ -125,7 +125,7 @@ def test_a_penalty_steps_nothing_and_costs_one():
     rollout = source.collect(3)
     assert all(t.reward == -1.0 and not t.terminated for t in rollout.transitions)
     assert all(np.array_equal(a, b) for a, b in zip(before, source.images, strict=True))
-    assert all(env.unwrapped.steps == 0 for env in source.envs.envs)
+    assert all(env.unwrapped.steps == 0 for env in source.parts[0].envs.envs)
 
 
 def test_skips_count_against_the_step_limit():

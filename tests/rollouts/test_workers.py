@@ -381,7 +381,7 @@ def test_a_lost_episode_is_counted_and_no_failure() -> None:
     collector = make_collector(task, says(), num_envs=2)  # type: ignore[arg-type]
     try:
         collector.collect(1)
-        os.kill(collector.envs.workers[0].pid, signal.SIGKILL)  # type: ignore[union-attr]
+        os.kill(collector.parts[0].envs.workers[0].pid, signal.SIGKILL)  # type: ignore[union-attr]
         with pytest.warns(UserWarning, match="its episode is lost"):
             rollout = collector.collect(6)
     finally:

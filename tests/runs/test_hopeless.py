@@ -52,6 +52,7 @@ def log(callback: HopelessRunCallback, *logs: dict[str, float], moves: bool = Tr
         ({"response/valid": 0.0}, True, "0% of the responses have the task's format"),
         ({"response/legal": 0.01}, True, "1% of the responses have a legal action"),
         ({"optim/grad_norm": 0.0}, False, "No gradient flows"),
+        ({"groups/dead": 1.0}, False, "In every group all episodes have the same return"),
         ({}, False, "The policy's weights did not change"),
         ({"corrector/failed": 1.0}, True, "100% of the corrections failed"),
     ],
@@ -62,16 +63,16 @@ def test_each_sign_warns_once_and_stops_with_the_second(
     callback = make()
     log(callback, GOOD | sign, moves=moves)
     assert words in caplog.text
-    assert not callback.stops
+    assert not callback.why_stop
     log(callback, GOOD | sign, moves=moves)
-    assert callback.stops
+    assert callback.why_stop
     assert len(caplog.records) == 1
 
 
 def test_warn_never_stops(caplog: pytest.LogCaptureFixture) -> None:
     callback = make(on_hopeless="warn")
     log(callback, *[GOOD | {"response/valid": 0.0}] * 3)
-    assert not callback.stops
+    assert not callback.why_stop
     assert len(caplog.records) == 1
     assert "stops" not in caplog.text
 
@@ -90,23 +91,23 @@ def test_weights_that_need_not_move(
 ) -> None:
     callback = make(**settings)
     log(callback, *logs, moves=False)
-    assert not callback.stops
+    assert not callback.why_stop
     assert not caplog.records
 
 
 def test_after_the_warm_up_weights_must_move() -> None:
     callback = make(value_warmup_updates=1)
     log(callback, GOOD, GOOD, GOOD, moves=False)
-    assert callback.stops
+    assert callback.why_stop
 
 
 def test_a_policy_that_has_learned_is_left_to_the_collapse_alarm(caplog: pytest.LogCaptureFixture) -> None:
     callback = make()
     log(callback, GOOD, *[GOOD | {"response/valid": 0.0}] * 3)
-    assert not callback.stops
+    assert not callback.why_stop
     assert not caplog.records
     log(callback, *[GOOD | {"corrector/failed": 1.0}] * 2)
-    assert callback.stops  # a corrector that breaks down is noticed at any time
+    assert callback.why_stop  # a corrector that breaks down is noticed at any time
 
 
 def test_the_remedy_fits_the_model_and_the_task(caplog: pytest.LogCaptureFixture) -> None:
@@ -161,7 +162,7 @@ def test_an_untrained_model_stops_after_two_updates_with_a_checkpoint(
 def test_a_run_that_is_over_anyway_ends_as_usual(untrained: str, tmp_path: Path) -> None:
     trainer = GTRTrainer(untrained, quiet_config(tmp_path / "run"), ColourTask(), ExpertCorrector())
     trainer.train()
-    assert trainer.hopeless.stops
+    assert trainer.hopeless.why_stop
 
 
 class Broken(Corrector):

@@ -83,6 +83,7 @@ def agent(tmp_path, **changes):
         "is_adapter": False,
         "task": ColourTask(),
         "corrector": None,
+        "guide": "",
         "args": quiet_config(tmp_path / "run"),
         "log": [],
         "paper": GTRTrainer._paper,
@@ -122,6 +123,11 @@ def test_a_run_that_was_neither_evaluated_nor_corrected_has_a_card_too(tmp_path)
     assert "a model built from scratch" in card.text
     assert "from toy import ColourTask" in card.text
     assert card.data.eval_results is None
+
+
+def test_a_guide_without_a_corrector_is_told(tmp_path):
+    text = model_card(agent(tmp_path, guide="GTR-Turbo (kl)")).text
+    assert "- guide: GTR-Turbo (kl)\n- corrector: none\n" in text
 
 
 def test_the_corrector_and_its_cost_are_told(tmp_path):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from paths import EXAMPLES, ROOT
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from trl_gtr import cli
 from trl_gtr.scripts import launch
@@ -56,7 +57,7 @@ def test_one_line_for_each_option_and_all_of_them_on_the_second_level(capsys: py
         with pytest.raises(SystemExit):
             cli.main(["train", level])
         shown[level] = capsys.readouterr().out.splitlines()
-    assert len(shown["--help"]) < 150
+    assert len(shown["--help"]) < 170
     assert any(line.split() and line.split()[0] == "--num_envs" for line in shown["--help"])
     assert any(
         "--hands" in line and "[pool]" in line for line in shown["--help"]
@@ -79,7 +80,7 @@ def test_one_line_for_each_option_and_all_of_them_on_the_second_level(capsys: py
         (["train", "--config", "nowhere.yaml"], "nowhere.yaml can't be read"),
         (["evaluate", "--handz", "pool"], "did you mean `hands`?"),
         (["tain"], "Unknown command `tain`: did you mean `trl-gtr train`?"),
-        ([], "Missing command: commands: train, evaluate, report, plan, check."),
+        ([], "Missing command: commands: train, evaluate, play, report, plan, check."),
     ],
 )
 def test_a_typo_needs_no_torch(argv: list[str], message: str, tmp_path: Path) -> None:
@@ -150,6 +151,31 @@ def test_the_scripts_exit_status_is_passed_on(
 
     monkeypatch.setattr("accelerate.commands.launch.launch_command", fails)
     assert cli.main(["train"]) == reported
+
+
+@pytest.mark.parametrize(
+    ("status", "reported", "line"),
+    [
+        (2, 2, ""),
+        (130, 130, ""),
+        (1, 1, "error: Process 1 failed with exit status 1; any error of its own is above.\n"),
+        (-9, 137, "error: Process 1 was killed by signal 9; any error of its own is above.\n"),
+    ],
+)
+def test_a_failed_process_of_several_is_one_line_at_most(
+    launched: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    status: int,
+    reported: int,
+    line: str,
+) -> None:
+    def fails(args: Any) -> None:
+        raise ChildFailedError("train", {1: ProcessFailure(local_rank=1, pid=1, exitcode=status, error_file="")})
+
+    monkeypatch.setattr("accelerate.commands.launch.launch_command", fails)
+    assert cli.main(["train"]) == reported
+    assert capsys.readouterr().err == line
 
 
 def test_a_mistake_is_one_line_with_two_processes(tmp_path: Path) -> None:

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from paths import ROOT
 
 from trl_gtr import tiny_llava
+from trl_gtr.guides.arguments import make_guide
 from trl_gtr.scripts import settings
 from trl_gtr.scripts.train import make_tasks, parse
 from trl_gtr.tasks import TASKS
@@ -77,7 +80,7 @@ def test_a_task_without_an_embedded_model_has_no_settings(task: str) -> None:
 @pytest.mark.parametrize("task", [task for task in TASKS if task not in WITHOUT_A_TINY_MODEL])
 def test_every_task_has_settings_of_its_own(task: str) -> None:
     words = settings.with_defaults(["--seed", "1"], task)
-    script, args, model_args, _ = parse(None, words)
+    script, args, model_args, *_ = parse(None, words)
     assert (script.task, model_args.model_name_or_path) == (task, tiny_llava.for_task(task))
     assert args.output_dir.replace("{task}", task) == f"runs/{task}"
     assert settings.with_defaults(["--task", task], "points24") == [
@@ -148,3 +151,14 @@ def test_what_is_wrong_with_a_task_of_ones_own(own_module: str, name: str, optio
     settings.find_own_modules()
     with pytest.raises(ValueError, match=message):
         make_task(f"{own_module}:{name}", **options)
+
+
+@pytest.mark.parametrize("study", sorted((ROOT / "examples" / "configs" / "studies").glob("*.yaml")))
+def test_every_arm_of_every_study_is_a_run(study: Path, tmp_path: Path) -> None:
+    content = yaml.safe_load(study.read_text())
+    for arm in content["arms"].values():
+        words = [*CPU]
+        for name, value in {**content["options"], **arm, "output_dir": str(tmp_path)}.items():
+            words += [f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value)]
+        _, args, _, corrector_args, guide_args = parse(None, settings.with_defaults(words, "points24"))
+        assert make_guide(guide_args, corrector_args, args)

@@ -8,6 +8,38 @@ from __future__ import annotations
 
 from typing import Any
 
+VALUE_FIELDS = (
+    "vf_coef",
+    "cliprange_value",
+    "value_head_sizes",
+    "value_learning_rate",
+    "value_gradient_to_trunk",
+    "value_warmup_updates",
+)
+"""Settings without effect in a run without a value head."""
+
+_RL4VLM: dict[str, Any] = {
+    "total_env_steps": 15_000,
+    "num_envs": 16,
+    "rollout_steps": 64,  # 1024 steps per update
+    "mini_batch_size": 128,
+    "learning_rate": 1e-5,
+    "lr_scheduler_type": "cosine_with_min_lr",
+    "lr_scheduler_kwargs": {"min_lr": 1e-9},
+    "num_ppo_epochs": 4,
+    "cliprange": 0.1,
+    "gamma": 0.9,
+    "lam": 0.95,
+    "vf_coef": 0.5,
+    "value_gradient_to_trunk": True,
+    "value_learning_rate": None,
+    "max_grad_norm": 0.01,
+    "temperature": 0.2,
+    "max_completion_length": 256,
+    "thought_prob_coef": 0.5,
+}
+"""github.com/RL4VLM/RL4VLM: VLM_PPO/scripts/run_ezp.sh. Its entropy bonus of 0.01 has no counterpart here."""
+
 _VERL_AGENT: dict[str, Any] = {
     "group_size": 8,
     "num_envs": 128,  # 16 groups
@@ -30,18 +62,10 @@ _VERL_AGENT: dict[str, Any] = {
 used for all group methods. The script leaves out schedule, epochs, clip range, gradient clipping and temperature."""
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # arXiv 2503.08525
-    "gtr": {
-        "mini_batch_size": 128,
-        "lr_scheduler_type": "cosine_with_min_lr",
-        "lr_scheduler_kwargs": {"min_lr": 1e-9},
-        "num_ppo_epochs": 4,
-        "max_grad_norm": 0.01,
-        "value_gradient_to_trunk": True,
-        "value_learning_rate": None,
-    },
-    # arXiv 2405.10292: PPO without corrector or format reward. Use it with a task created with `cut=False`.
-    "rl4vlm": {"thought_cloning_coef": 0.0, "format_reward": 0.0},
+    # arXiv 2503.08525: RL4VLM with a corrector and a format reward.
+    "gtr": {**_RL4VLM, "thought_cloning_coef": 1.0, "format_reward": 5.0},
+    # arXiv 2405.10292. Use it with a task created with `cut=False`.
+    "rl4vlm": {**_RL4VLM, "thought_cloning_coef": 0.0, "format_reward": 0.0},
     # arXiv 2505.23678; github.com/corl-team/VL-DAC, configs/gymcards_qwen2vl.yaml. Its entropy bonus of 0.01 has no
     # counterpart here, and it doesn't say how long the value head is warmed up.
     "vl_dac": {

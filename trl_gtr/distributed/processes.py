@@ -97,9 +97,14 @@ class Processes:
 
     def share_weights(self, module: nn.Module) -> None:
         """Broadcast rank 0's weights, so that all processes start the same."""
-        if self.world_size == 1 or self.deepspeed:
+        if not self.deepspeed:  # which does so itself
+            self.broadcast(tensor.detach() for tensor in (*module.parameters(), *module.buffers()))
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Give rank 0's values to the same tensors of all processes."""
+        if self.world_size == 1:
             return
-        for bucket in _buckets(tensor.detach() for tensor in (*module.parameters(), *module.buffers())):
+        for bucket in _buckets(tensors):
             flat = torch.cat([tensor.flatten() for tensor in bucket])
             dist.broadcast(flat, src=0)
             _scatter(flat, bucket)

@@ -29,6 +29,12 @@ class Engine(Contract):
             greedy: Take the most likely token instead of sampling.
         """
 
+    def prepare(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> None:
+        """Do what can be done ahead for a later `generate` with these prompts and images, such as image processing.
+
+        Optional, and called only with `GTRConfig.overlap`: from another thread, while `generate` runs with others.
+        """
+
     @contextmanager
     def ready(self) -> Iterator[None]:
         """Prepare for a series of `generate` calls (a rollout or an evaluation) and clean up afterwards.

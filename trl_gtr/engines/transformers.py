@@ -53,10 +53,21 @@ class TransformersEngine(Engine):
         policy: Encodes prompts and defines the distribution to sample from.
         model: A vision-language model, or a [`PolicyWithValue`] around one, as prepared by `accelerator`.
         accelerator: Sets the mixed precision and unwraps the prepared model; `None` for a plain model.
+        temperature: For sampling; `None`: the policy's.
+        top_k: Sample from this many of the likeliest tokens; 0: from all, as the policy is scored.
     """
 
-    def __init__(self, policy: VLMPolicy, model: Any, *, accelerator: Accelerator | None = None) -> None:
+    def __init__(
+        self,
+        policy: VLMPolicy,
+        model: Any,
+        *,
+        accelerator: Accelerator | None = None,
+        temperature: float | None = None,
+        top_k: int = 0,
+    ) -> None:
         self.policy, self.network, self.accelerator = policy, model, accelerator
+        self.temperature, self.top_k = policy.temperature if temperature is None else temperature, top_k
         bare = model if accelerator is None else accelerator.unwrap_model(model)
         self.model: Any = bare.policy if isinstance(bare, PolicyWithValue) else bare
 
@@ -67,6 +78,10 @@ class TransformersEngine(Engine):
             return
         with unwrap_model_for_generation(self.network, self.accelerator):
             yield
+
+    def prepare(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> None:
+        """Process and cache the images."""
+        self.policy.encoder.prepare(prompts, images)
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[str], images: Sequence[np.ndarray], greedy: bool = False) -> list[Generation]:
@@ -88,7 +103,7 @@ class TransformersEngine(Engine):
         return [policy.read_generation(row) for row in sequences[:, prompt_length:].cpu().numpy()]
 
     def _generation_config(self, greedy: bool) -> GenerationConfig:
-        sampling = {} if greedy else {"temperature": self.policy.temperature, "top_k": 0, "top_p": 1.0}
+        sampling = {} if greedy else {"temperature": self.temperature, "top_k": self.top_k, "top_p": 1.0}
         return GenerationConfig(
             max_new_tokens=self.policy.max_completion_length,
             do_sample=not greedy,

@@ -12,8 +12,9 @@ import torch
 from ..config import GTRConfig
 from ..distributed.processes import Processes
 from ..distributed.progress import Progress
+from ..engines.base import Engine
 from ..tasks.base import Task
-from .agents import Agent
+from .agents import PolicyAgent
 from .evaluate import evaluate_agent
 from .reports import EvaluationReport
 
@@ -21,17 +22,18 @@ logger = logging.getLogger(__name__)
 
 
 def evaluate_on_all_ranks(
-    agent: Agent,
+    engine: Engine,
     task: Task,
     episodes: int,
     args: GTRConfig,
     processes: Processes,
     received: Callable[[], int | None],
-    progress: Progress | None = None,
+    progress: Progress,
 ) -> tuple[EvaluationReport, bool]:
     """Play `episodes` episodes, shared out over the processes.
 
     Args:
+        engine: Generates the responses.
         received: The signal that this process has received so far.
         progress: Told of every episode of this process that ends.
 
@@ -41,10 +43,10 @@ def evaluate_on_all_ranks(
     several = processes.world_size > 1
     end = time.monotonic() + (args.ddp_timeout / 2 if several else math.inf)  # nobody waits longer for a slow one
     # Separate random numbers: evaluating more often must not change what is learned.
-    with torch.random.fork_rng(), torch.no_grad():
+    with progress.shown(), engine.ready(), torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(args.seed + processes.rank)
         played = evaluate_agent(
-            agent,
+            PolicyAgent(engine, greedy=args.eval_greedy),
             task,
             range(processes.rank, episodes, processes.world_size),
             seed=args.seed,

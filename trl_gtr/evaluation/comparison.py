@@ -1,12 +1,13 @@
 """Comparing runs: each log summarised in a few numbers, means over seeds, and curves with bands.
 
-A run is `{"arm": name, "seed": int, "log": log_history}`, with `log_history` as in `trainer_state.json`.
+A run is `{"arm": name, "seed": int, "log": log_history}`, with `log_history` as in `trainer_state.json`. In a study of
+several tasks it also has a `"task"`, and one evaluation.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,19 @@ SAMPLED = {
     "thoughts/true": "sampled true thoughts",
     "thoughts/identical_across_states": "identical across states",
     "thoughts/self_bleu": "self-BLEU",
+    "policy/entropy": "entropy",
     "thoughts/length_words": "words a thought",
 }
 """Table columns for metrics sampled in training."""
+
+COST: Mapping[str, tuple[str, Callable[[np.ndarray], float]]] = {
+    "speed/steps_per_second": ("steps/s", np.mean),
+    "memory/cpu_gb": ("peak GB", np.max),
+}
+"""Table columns for what a run costs: their names, and how an update's values become one."""
+
+GUIDED = "_guided"
+"""Suffix of the arm that adds guidance to another: drawn in its colour, dashed."""
 
 _STUDENT_T = {3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26, 15: 2.14, 20: 2.09}
 
@@ -47,7 +58,7 @@ def summary(run: Run) -> dict[str, float]:
     """A run in numbers: evaluations before and after training, and metrics sampled at the end of training."""
     evaluated = {name: value for entry in run["log"] for name, value in entry.items()}
     row = {
-        name.replace("_", " "): evaluated[name]
+        _column(name, one_evaluation="task" in run): evaluated[name]
         for name in sorted(evaluated, key=lambda name: (name.endswith("true_thoughts"), name))
         if name.startswith(("start_", "end_")) and name.endswith(("_success", "_true_thoughts"))
     }
@@ -55,6 +66,22 @@ def summary(run: Run) -> dict[str, float]:
         if len(values := curve(run, name)):
             row[words] = float(values[-LAST_UPDATES:].mean())
     return row
+
+
+def _column(name: str, one_evaluation: bool) -> str:
+    """`end_pool_success` → "end pool success", or "end success" if there is only one evaluation."""
+    when, _, rest = name.partition("_")
+    measure = next(each for each in ("true_thoughts", "success") if rest.endswith(each))
+    return f"{when} {measure if one_evaluation else rest}".replace("_", " ")
+
+
+def costs(runs: Sequence[Run]) -> dict[str, str]:
+    """What the runs of an arm cost, as the mean over seeds."""
+    cells = {}
+    for name, (words, of_updates) in COST.items():
+        if values := [of_updates(logged) for run in runs if len(logged := curve(run, name))]:
+            cells[words] = f"{np.mean(values):.3g}"
+    return cells
 
 
 def largest_fall(run: Run) -> float:
@@ -70,11 +97,12 @@ def interval(values: Sequence[float]) -> str:
     return f"{np.mean(values):.3f} ± {half:.3f}"
 
 
-def by_arm(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    arms: dict[str, list[Run]] = {}
+def by(key: str, runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs by "arm" or "task"."""
+    found: dict[str, list[Run]] = {}
     for run in runs:
-        arms.setdefault(run["arm"], []).append(run)
-    return arms
+        found.setdefault(run.get(key, ""), []).append(run)
+    return found
 
 
 def arm_row(arm: str, runs: Sequence[Run]) -> dict[str, str]:
@@ -101,50 +129,85 @@ def arm_row(arm: str, runs: Sequence[Run]) -> dict[str, str]:
     cells["largest fall"] = f"{max(map(largest_fall, runs)):.2f}"
     if gains is not None:
         cells["smallest gain"] = f"{min(gains):+.2f}"
-    return cells
+    return cells | costs(runs)
 
 
 def comparison_rows(runs: Sequence[Run]) -> list[dict[str, str]]:
-    return [arm_row(arm, mine) for arm, mine in by_arm(runs).items()]
+    """A row for each arm of each task, all with the same columns: only some arms have a teacher to evaluate."""
+    rows: list[dict[str, str]] = []
+    for task, of_task in by("task", runs).items():
+        named = {"task": task} if task else {}
+        rows += [named | arm_row(arm, mine) for arm, mine in by("arm", of_task).items()]
+    names = dict.fromkeys(name for row in sorted(rows, key=len, reverse=True) for name in row)
+    return [{name: row.get(name, "") for name in names} for row in rows]
 
 
 def comparison_table(runs: Sequence[Run], title: str) -> Table:
-    """One row per arm."""
+    """One row per arm, or per task and arm."""
     rows = comparison_rows(runs)
     table = Table(*rows[0], title=f"{title}: mean and 95 % interval over seeds")
     for row in rows:
-        table.add_row(*(row.get(name, "") for name in rows[0]))
+        table.add_row(*row.values())
     return table
 
 
 def comparison_markdown(runs: Sequence[Run]) -> str:
     """The same table as Markdown."""
     rows = comparison_rows(runs)
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *([row.get(name, "") for name in rows[0]] for row in rows)]
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def draw_band(axis: Any, runs: Sequence[Run], name: str, label: str, colour: str | None = None) -> None:
-    """Draw the mean over runs as a line, with their range as a band."""
-    length = min(len(curve(run, name)) for run in runs)
-    values, updates = np.array([curve(run, name)[:length] for run in runs]), np.arange(1, length + 1)
-    (line,) = axis.plot(updates, values.mean(0), label=label, color=colour, linewidth=2)
-    axis.fill_between(updates, values.min(0), values.max(0), alpha=0.2, color=line.get_color(), linewidth=0)
+def draw_band(
+    axis: Any,
+    runs: Sequence[Run],
+    name: str,
+    label: str,
+    colour: str | None = None,
+    over: str = "update",
+    style: str = "-",
+) -> None:
+    """Draw the mean over runs as a line, with their range as a band.
+
+    Args:
+        over: What is on the x-axis: "update", or a logged number, e.g. "env_steps" if updates differ in size.
+    """
+    drawn = [(positions(run, name, over), curve(run, name)) for run in runs if len(curve(run, name))]
+    if not drawn:
+        return
+    # Up to where the first run ends, at the points of the first: those of the others may lie elsewhere.
+    end = min(x[-1] for x, _ in drawn)
+    shared = drawn[0][0][drawn[0][0] <= end]
+    values = np.array([np.interp(shared, x, y) for x, y in drawn])
+    (line,) = axis.plot(shared, values.mean(0), style, label=label, color=colour, linewidth=2)
+    axis.fill_between(shared, values.min(0), values.max(0), alpha=0.2, color=line.get_color(), linewidth=0)
+
+
+def positions(run: Run, name: str, over: str) -> np.ndarray:
+    """Where on the x-axis the values of `curve` are."""
+    if over == "update":
+        return np.arange(1, len(curve(run, name)) + 1)
+    return np.array([entry[over] for entry in run["log"] if name in entry])
 
 
 def draw_curves(runs: Sequence[Run], file: str | Path, curves: Mapping[str, str] = CURVES) -> None:
-    """Draw one panel per curve, with one band per arm."""
+    """Draw one panel per curve, with one band per arm; in a study of several tasks, a row of panels per task."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise ImportError('Curves need matplotlib: pip install "trl-gtr[report]"') from None
 
-    figure = Figure(figsize=(4 * len(curves), 3.2), layout="constrained")
-    axes = figure.subplots(1, len(curves), squeeze=False)
-    for axis, (name, title) in zip(axes[0], curves.items(), strict=True):
-        for arm, mine in by_arm(runs).items():
-            draw_band(axis, mine, name, arm)
-        axis.set(title=title, xlabel="update", ylim=(-0.02, 1.02))
-        axis.grid(alpha=0.3)
+    tasks = by("task", runs)
+    methods = list(dict.fromkeys(arm.removesuffix(GUIDED) for arm in by("arm", runs)))
+    figure = Figure(figsize=(4 * len(curves), 3.2 * len(tasks)), layout="constrained")
+    axes = figure.subplots(len(tasks), len(curves), squeeze=False)
+    for row, (task, of_task) in zip(axes, tasks.items(), strict=True):
+        over = "env_steps" if task else "update"
+        for axis, (name, title) in zip(row, curves.items(), strict=True):
+            for arm, mine in by("arm", of_task).items():
+                colour = f"C{methods.index(arm.removesuffix(GUIDED)) % 10}"
+                draw_band(axis, mine, name, arm, colour, over, "--" if arm.endswith(GUIDED) else "-")
+            axis.set(title=f"{task}: {title}" if task else title, xlabel=over.replace("_", " "), ylim=(-0.02, 1.02))
+            axis.grid(alpha=0.3)
     axes[0][0].legend(fontsize=8)
     figure.savefig(file, dpi=120)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from ..config import GTRConfig
 from ..correctors.base import Corrector
 from ..distributed.means import Means
 from ..distributed.processes import Processes
+from ..engines.base import Engine
 from ..policy.scores import Scores
 from ..policy.scoring import VLMPolicy
 from ..tasks.base import Task
@@ -32,8 +34,11 @@ class GuidedRun:
     """The vision-language model in training, before the first update."""
     processes: Processes
     score: Callable[[Sequence[Transition], nn.Module], Scores]
-    """Scores steps, in order, under any network with the trained one's inputs, using the update's own code. Must be
-    called on all processes."""
+    """Scores steps, in order, under any network with the trained one's inputs, using the update's own code and
+    precision. Must be called on all processes."""
+    make_engine: Callable[..., Engine]
+    """Makes an engine that generates with another model, as the run's own does with the policy: same prompts, same
+    tokens that must not be sampled. Takes the model, and as keywords `temperature` and `top_k`."""
 
 
 class Guide(Contract):
@@ -47,12 +52,23 @@ class Guide(Contract):
     """Judges every parsable thought while the rollout is collected; `None` for no corrections."""
     buffer: CorrectionBuffer | None = None
     """The labels so far, from which updates draw cloning samples; `None` if the guide provides none."""
+    engine: Engine | None = None
+    """Generates with the guide's own model, if it has one that can play: it is evaluated along with the policy."""
+
+    @property
+    def description(self) -> str:
+        """What the model card says about it besides the corrector; empty for nothing."""
+        return ""
 
     def check(self, task: Task) -> None:
         """Raise a `ValueError` if the guide can't teach this task. Called before anything is loaded."""
 
+    def settings(self) -> dict[str, Any]:
+        """Settings that a resumed run must share, as plain values."""
+        return {}
+
     def attach(self, run: GuidedRun) -> None:
-        """Prepare to guide this run."""
+        """Prepare to guide this run. Raise a `ValueError` if that isn't possible."""
 
     def labels(self, rollout: Rollout, update: int, means: Means) -> int:
         """Add this rollout's labels to the buffer.
@@ -67,20 +83,22 @@ class Guide(Contract):
         """
         return 0
 
-    def shaping(self, rollout: Rollout, scores: Scores) -> Tensor | None:
+    def shaping(self, rollout: Rollout, scores: Scores, means: Means) -> Tensor | None:
         """A term to add to each step's advantage, (steps,), before normalisation; `None` for nothing.
 
         Args:
             rollout: This process's rollout.
             scores: Scores of its steps under the policy that acted.
+            means: Collects values to log.
         """
         return None
 
-    def after_update(self, model: nn.Module) -> None:
+    def after_update(self, model: nn.Module, means: Means) -> None:
         """Called when an update is done.
 
         Args:
             model: The trained vision-language model, possibly with an adapter. Under ZeRO-3 its weights are sharded.
+            means: Collects values to log.
         """
 
     def metrics(self) -> dict[str, float]:
@@ -93,6 +111,16 @@ class Guide(Contract):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a [`state_dict`]."""
+
+    def files(self) -> dict[str, Path]:
+        """Files that the rest of the run depends on, by name: for state that is too large for `state_dict`.
+
+        A checkpoint links to those of the first process, so a file must not change once it is written.
+        """
+        return {}
+
+    def load_files(self, files: Mapping[str, Path]) -> None:
+        """Continue with a checkpoint's [`files`], after `load_state_dict`; called on all processes."""
 
     def close(self) -> None:
         """The run was interrupted: abort pending work."""

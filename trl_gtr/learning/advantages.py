@@ -16,21 +16,13 @@ import torch
 from torch import Tensor
 
 from ..config import GTRConfig
+from ..distributed.presets import VALUE_FIELDS
 from ..tasks.base import Task
 from ..tasks.contract import Contract
 from ..types import Rollout, Transition
 from .group_advantages import Norm, episode_returns, gigpo, grpo, rloo
 from .losses import same_shape
 
-VALUE_FIELDS = (
-    "vf_coef",
-    "cliprange_value",
-    "value_head_sizes",
-    "value_learning_rate",
-    "value_gradient_to_trunk",
-    "value_warmup_updates",
-)
-"""Settings without effect in a run without a value head."""
 GROUP_FIELDS = ("group_size", "group_norm", "step_advantage_coef", "refill_groups")
 """Settings without effect in a run without groups."""
 EQUAL = 1e-9

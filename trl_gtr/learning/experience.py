@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,10 +57,19 @@ class Scorer:
         policy: Runs the network.
         network: The network in training: DeepSpeed's engine, or the bare module.
         processes: All processes of the run.
+        autocast: Opens mixed precision. The network in training is wrapped in it already.
     """
 
-    def __init__(self, args: GTRConfig, policy: VLMPolicy, network: nn.Module, processes: Processes) -> None:
+    def __init__(
+        self,
+        args: GTRConfig,
+        policy: VLMPolicy,
+        network: nn.Module,
+        processes: Processes,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
         self.args, self.policy, self.network, self.processes = args, policy, network, processes
+        self.autocast = autocast
         self.shape: BatchShape | None = None
         """The shape every batch of this update is padded to, if `one_batch_shape` is set."""
 
@@ -111,6 +120,11 @@ class Scorer:
             return self.score([steps[i] for i in chosen], [starts[i] for i in chosen], network, with_entropy=True)
 
         return score_in_batches(score, [len(t.response_ids) for t in steps], self._batches)
+
+    def score_under(self, steps: Sequence[Transition], network: nn.Module) -> Scores:
+        """Score steps under another network, in the precision of the one in training."""
+        with self.autocast():
+            return self.score_all(steps, network)
 
     @torch.no_grad()
     def values(self, rollout: Rollout, own: Tensor) -> Values:
@@ -214,7 +228,7 @@ class ExperienceMaker:
         scores = self.scorer.score_all(steps)
         values = None if scores.value is None else self.scorer.values(rollout, scores.value)
         estimated = self.estimator(rollout, values)
-        shaping = self.guide.shaping(rollout, scores)
+        shaping = self.guide.shaping(rollout, scores, means)
         advantages = estimated.advantages if shaping is None else estimated.advantages + shaping
         advantages = self.estimator.normalize(advantages, self.processes.gather).to(scores.logprob.device)
         if scores.entropy is not None:
@@ -240,8 +254,7 @@ class ExperienceMaker:
         own_envs = self.args.num_envs // self.processes.world_size
         first = self.processes.rank * own_envs
         flags = None if kept is None else kept.tolist()
-        planned = 0 if self.estimator.needs_groups else self.args.rollout_steps
-        learned = stack(self.processes.gather(learned_steps(steps, range(first, first + own_envs), planned, flags)))
+        learned = stack(self.processes.gather(learned_steps(steps, range(first, first + own_envs), flags)))
         if self.estimator.needs_groups and self.processes.rank == 0 and not learned.any():
             logger.warning("No group has episodes with different returns, so the policy isn't trained in this update.")
         return learned

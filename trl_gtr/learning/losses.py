@@ -47,7 +47,9 @@ class ResponseRatio:
     """One ratio per response, from the λ-weighted sums of its token log-probs (GTR, RL4VLM).
 
     Args:
-        cliprange, dual_clip, cliprange_high: See [`policy_loss`].
+        cliprange: See [`policy_loss`].
+        dual_clip: See [`policy_loss`].
+        cliprange_high: See [`policy_loss`].
     """
 
     cliprange: float
@@ -67,7 +69,9 @@ class TokenRatio:
     tokens. A response of weight 0 has no loss.
 
     Args:
-        cliprange, dual_clip, cliprange_high: See [`policy_loss`].
+        cliprange: See [`policy_loss`].
+        dual_clip: See [`policy_loss`].
+        cliprange_high: See [`policy_loss`].
         thought_coef: λ, the weight of thought tokens.
     """
 

@@ -21,19 +21,15 @@ class MiniBatch:
     """Number of samples over all processes."""
 
 
-def learned_steps(
-    transitions: Sequence[Transition], envs: range, num_steps: int, kept: Sequence[bool] | None = None
-) -> np.ndarray:
-    """Which of one process's steps to learn from: bool, (environments, at least `num_steps`).
+def learned_steps(transitions: Sequence[Transition], envs: range, kept: Sequence[bool] | None = None) -> np.ndarray:
+    """Which of one process's steps to learn from: bool, (environments, steps of the longest).
 
     Args:
-        transitions: The process's rollout.
+        transitions: The process's rollout. Environments may have different numbers of steps.
         envs: Global indices of its environments.
-        num_steps: Steps in a full rollout. Steps missing because time ran out are false.
         kept: Whether to learn from each transition; `None` keeps all.
     """
-    width = max([num_steps, *(step.step + 1 for step in transitions)])
-    learned = np.zeros((len(envs), width), bool)
+    learned = np.zeros((len(envs), max((step.step + 1 for step in transitions), default=0)), bool)
     for i, step in enumerate(transitions):
         learned[step.env_index - envs.start, step.step] = kept is None or kept[i]
     return learned
@@ -43,6 +39,11 @@ def stack(grids: Sequence[np.ndarray]) -> np.ndarray:
     """The processes' [`learned_steps`] as one grid over all environments, padded to the widest."""
     width = max(grid.shape[1] for grid in grids)
     return np.concatenate([np.pad(grid, ((0, 0), (0, width - grid.shape[1]))) for grid in grids])
+
+
+def count_mini_batches(samples: int, size: int) -> int:
+    """Mini-batches of about `size` samples in an epoch; none if there is nothing to learn from."""
+    return max(1, round(samples / size)) if samples else 0
 
 
 def draw_mini_batches(
@@ -57,9 +58,10 @@ def draw_mini_batches(
 ) -> Iterator[MiniBatch]:
     """Shuffled mini-batches over all processes, split into micro-batches of similar lengths to reduce padding.
 
-    The grid, flattened environment by environment, is divided into as many equal chunks as a mini-batch has samples;
-    each mini-batch takes one step from every chunk. So every process has the same share of each mini-batch, and which
-    steps are learned together depends only on the seed, not on the number of processes.
+    The steps to learn from, in a row environment by environment, are divided into chunks as long as there are
+    mini-batches; each mini-batch takes one step from every chunk. So every process has about the same share of each
+    mini-batch, and which steps are learned together depends only on the seed, not on the number of processes. If the
+    steps don't divide evenly, the last chunk is shorter, and some mini-batches have one step less.
 
     Args:
         transitions: This process's rollout.
@@ -70,28 +72,20 @@ def draw_mini_batches(
         world_size: Number of processes.
         seed: Decides the shuffle; the same on all processes.
     """
-    size = micro_batch_size * accumulation_steps * world_size
-    learned = _divisible(learned, size)
-    num_envs, num_steps = learned.shape
+    places = np.flatnonzero(learned)
+    count = count_mini_batches(len(places), micro_batch_size * accumulation_steps * world_size)
+    if not count:
+        return
     index = np.full(learned.shape, -1)
     for i, transition in enumerate(transitions):
         index[transition.env_index, transition.step] = i
     lengths = np.array([len(transition.response_ids) for transition in transitions])
-    chunks = np.arange(num_envs * num_steps).reshape(size, -1)
-    order = np.random.default_rng(seed).permuted(chunks, axis=1).T
-    for places in order.reshape(len(order), world_size, -1):
-        counts = learned.ravel()[places].sum(axis=1)
-        mine = places[rank][learned.ravel()[places[rank]]]
-        chosen = index.ravel()[mine]
+    owner = places // (learned.size // world_size)
+    chunks = np.arange(-(-len(places) // count) * count).reshape(-1, count)
+    for column in np.random.default_rng(seed).permuted(chunks, axis=1).T:
+        drawn = column[column < len(places)]
+        chosen = index.ravel()[places[drawn[owner[drawn] == rank]]]
         chosen = chosen[np.argsort(lengths[chosen], kind="stable")]
-        rounds = math.ceil(counts.max() / micro_batch_size)
-        if rounds:
-            cuts = range(0, rounds * micro_batch_size, micro_batch_size)
-            yield MiniBatch([chosen[cut : cut + micro_batch_size] for cut in cuts], int(counts.sum()))
-
-
-def _divisible(learned: np.ndarray, size: int) -> np.ndarray:
-    """Pad the grid with empty steps, so that it divides into equal chunks."""
-    num_envs, num_steps = learned.shape
-    unit = size // math.gcd(size, num_envs)
-    return np.pad(learned, ((0, 0), (0, -num_steps % unit)))
+        rounds = math.ceil(np.bincount(owner[drawn]).max() / micro_batch_size)
+        cuts = range(0, rounds * micro_batch_size, micro_batch_size)
+        yield MiniBatch([chosen[cut : cut + micro_batch_size] for cut in cuts], len(drawn))

@@ -29,7 +29,7 @@ from ..policy.scores import Scores
 from .cloning import cloning_loss
 from .experience import Experience, Scorer
 from .losses import PolicyObjective, PolicyStats, policy_stats, reference_kl, value_loss
-from .minibatches import draw_mini_batches
+from .minibatches import count_mini_batches, draw_mini_batches
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Updater:
 
     def update(self, experience: Experience, number: int, means: Means) -> None:
         """Run update `number`, counted from 0; statistics go to `means`."""
-        self.progress.begin("learn", self._most_steps(), "step")
+        self.progress.begin("learn", self._most_steps(experience), "step")
         args, joint = self.args, self.args.update_schedule == "joint"
         self._skipped, self._start_deviations = 0, []
         self._all_labels = int(self.processes.sum(self._num_labels))
@@ -92,20 +92,27 @@ class Updater:
             means.add("policy/epochs", epochs)
         if not joint and self._clones:
             with self._cloning_optimizer():
-                for _ in range(args.cloning_steps):
-                    if self.gave_up:
-                        break
-                    rounds = args.gradient_accumulation_steps
-                    for i in range(rounds):
-                        loss = self._cloning_term(experience, means, rounds)
-                        self._backward(loss, means, rounds, last=i == rounds - 1)
+                self._clone(experience, args.cloning_steps, means)
+        elif self._clones and not experience.learned.any():  # dead groups must not keep thoughts from being taught
+            self._clone(experience, self._steps_per_epoch(experience.env_steps) * args.num_ppo_epochs, means)
         means.maximum("optim/skipped_steps", self._skipped)
 
-    def _most_steps(self) -> int:
+    def _clone(self, experience: Experience, steps: int, means: Means) -> None:
+        """Optimizer steps on labels alone."""
+        rounds = self.args.gradient_accumulation_steps
+        for _ in range(steps):
+            if self.gave_up:
+                break
+            for i in range(rounds):
+                self._backward(self._cloning_term(experience, means, rounds), means, rounds, last=i == rounds - 1)
+
+    def _most_steps(self, experience: Experience) -> int:
         """Optimizer steps of an update that isn't cut short."""
-        args = self.args
-        ppo = args.num_ppo_epochs * args.num_envs * args.rollout_steps // (args.mini_batch_size or 1)
-        return ppo + (args.cloning_steps if args.update_schedule == "separate" else 0)
+        ppo = self.args.num_ppo_epochs * self._steps_per_epoch(int(experience.learned.sum()))
+        return ppo + (self.args.cloning_steps if self.args.update_schedule == "separate" else 0)
+
+    def _steps_per_epoch(self, samples: int) -> int:
+        return count_mini_batches(samples, self.args.mini_batch_size or 1)
 
     @property
     def _num_labels(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,9 @@ def memory(
     reserve = [] if on_cpu else [Estimate("reserve", RESERVE, "bytes", "assumed: CUDA, NCCL, temporary results")]
     divided = _divided if sharding.stage else _undivided
     lasting, gradients = divided(skeleton, work, sharding)
+    if work.teacher is not None:
+        how = "its own copy of the weights that are merged; no gradients, no moments"
+        lasting.append(Estimate("merged teacher", size(skeleton.merged), "bytes", how))
     whole = []
     if sharding.stage == 3:
         weights = numbers(list(skeleton.module.parameters())) * (2 if work.args.bf16 else 4)
@@ -109,7 +113,7 @@ def _undivided(skeleton: Skeleton, work: Work, sharding: Sharding) -> tuple[list
     found = [
         *([Estimate("weights", size(skeleton.frozen), "bytes", "counted; frozen")] if skeleton.lora_targets else []),
         Estimate("adapters" if skeleton.lora_targets else "weights", size(policy), "bytes", "counted; trained"),
-        Estimate("value head", size(head), "bytes", "counted; trained, float32"),
+        *([Estimate("value head", size(head), "bytes", "counted; trained, float32")] if head else []),
         Estimate("Adam", adam, "bytes", how),
     ]
     if work.args.kl_coef > 0 and not skeleton.lora_targets:
@@ -153,7 +157,8 @@ def _activations(work: Work, passes: Passes, checkpointing: bool) -> Estimate:
 
 def _kv_cache(skeleton: Skeleton, work: Work, seen: Observations) -> Estimate:
     args = work.args
-    rows = max(args.num_envs // args.processes, args.per_device_eval_batch_size)
+    acting = math.ceil(args.num_envs / args.processes / (2 if args.overlap else 1))
+    rows = max(acting, args.per_device_eval_batch_size)
     tokens = max(seen.prompt_tokens) + args.max_completion_length
     width = 2 if args.bf16 else next(skeleton.module.policy.parameters()).element_size()
     value = rows * tokens * skeleton.kv_bytes_per_token(width)

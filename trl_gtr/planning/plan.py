@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from trl import ModelConfig
 
 from ..correctors.arguments import CorrectorArguments
+from ..guides.arguments import GuideArguments
+from ..learning.advantages import choose_estimator
 from ..policy.scoring import VLMPolicy
+from ..rollouts.playing import step_limit
 from ..tasks import Task
 from .estimate import Estimate, key
 from .memory import Sharding, memory, memory_section
@@ -43,6 +46,7 @@ def make_plan(
     available: float,
     where: str,
     sharding: Sharding | None = None,
+    guide_args: GuideArguments | None = None,
 ) -> Plan:
     """Plan a run.
 
@@ -51,17 +55,24 @@ def make_plan(
         available: Bytes of memory per process.
         where: Describes that memory.
         sharding: How DeepSpeed shards the run, if it does.
+        guide_args: Who teaches thoughts; by default the corrector.
     """
-    skeleton = build_skeleton(model_args, args.value_head_sizes, detach_value=not args.value_gradient_to_trunk)
-    policy = VLMPolicy(
-        skeleton.module.policy,
-        skeleton.processor,
-        temperature=args.temperature,
-        repetition_penalty=args.repetition_penalty,
-        max_completion_length=args.max_completion_length,
-    )
+    estimator = choose_estimator(None, args, task)
+    head = args.value_head_sizes if estimator.needs_values else None
+    skeleton = build_skeleton(model_args, head, detach_value=not args.value_gradient_to_trunk)
+    policy = VLMPolicy.from_settings(skeleton.module.policy, skeleton.processor, args)
     seen = observe(task, policy, skeleton.module.policy)
-    work = Work(args, clones=args.thought_cloning_coef > 0 and corrector_args.corrector != "none")
+    guide = guide_args or GuideArguments()
+    if not guide.asks_corrector:
+        corrector_args = replace(corrector_args, corrector="none")
+    teaches = corrector_args.corrector != "none" or guide.variant == "sft"
+    work = Work(
+        args,
+        clones=args.thought_cloning_coef > 0 and teaches,
+        values=estimator.needs_values,
+        longest_episode=_longest_episode(task) if estimator.needs_groups else None,
+        teacher=guide.variant,
+    )
     rows = args.per_device_train_batch_size
     longest, shortest = (
         trace(skeleton.module, policy, *seen.rows(rows), length, bool(args.bf16))
@@ -84,6 +95,14 @@ def make_plan(
     )
 
 
+def _longest_episode(task: Task) -> int:
+    env = task.make_env()
+    try:
+        return step_limit(env)
+    finally:
+        env.close()
+
+
 def model_section(skeleton: Skeleton) -> list[Estimate]:
     base, policy, head = skeleton.base_parameters, numbers(skeleton.trained), numbers(skeleton.value_head)
     built = "counted on the model without weights"
@@ -92,11 +111,12 @@ def model_section(skeleton: Skeleton) -> list[Estimate]:
         parts = ", ".join(f"{count} in {part}" for part, count in skeleton.targets_by_part().items())
         found.append(Estimate("LoRA targets", len(skeleton.lora_targets), "", parts))
     share = policy / (base + policy if skeleton.lora_targets else base)
+    none = "none: the method has no values to predict"
     return [
         *found,
         Estimate("trained parameters", policy, "", built),
         Estimate("trained share", share, "share", "of the policy's parameters, including the adapter"),
-        Estimate("value head", head, "", f"{built}; trained too"),
+        Estimate("value head", head, "", f"{built}; trained too" if head else none),
     ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from peft import get_peft_model
+from peft.tuners.lora import Linear as LoraLinear
 from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText
 from trl import ModelConfig, get_peft_config, get_quantization_config
@@ -39,6 +40,13 @@ class Skeleton:
         return [weight for weight in self.module.policy.parameters() if weight.requires_grad]
 
     @property
+    def merged(self) -> list[nn.Parameter]:
+        """The weights of which a merged teacher has its own: those that are trained, or that have an adapter."""
+        if not self.lora_targets:
+            return self.trained
+        return [module.get_base_layer().weight for module in self.module.modules() if isinstance(module, LoraLinear)]
+
+    @property
     def value_head(self) -> list[nn.Parameter]:
         head = self.module.value_head
         return [] if head is None else list(head.parameters())
@@ -60,8 +68,11 @@ class Skeleton:
         return 2 * text.num_hidden_layers * heads * head_dim * bytes_per_number
 
 
-def build_skeleton(model_args: ModelConfig, value_head_sizes: Sequence[int], detach_value: bool) -> Skeleton:
+def build_skeleton(model_args: ModelConfig, value_head_sizes: Sequence[int] | None, detach_value: bool) -> Skeleton:
     """Build what `load_model` and the trainer would, without weights.
+
+    Args:
+        value_head_sizes: `None` for no value head.
 
     Raises:
         ValueError: There is no such model, or its config is neither in a folder nor in the Hub's cache.
@@ -89,7 +100,9 @@ def build_skeleton(model_args: ModelConfig, value_head_sizes: Sequence[int], det
                 peft_config.target_modules = set(lora_target_modules(model))
             model = get_peft_model(model, peft_config)
             targets = model.targeted_module_names
-        value_head = ValueHead(config.get_text_config().hidden_size, value_head_sizes)
+        value_head = None
+        if value_head_sizes is not None:
+            value_head = ValueHead(config.get_text_config().hidden_size, value_head_sizes)
     return Skeleton(PolicyWithValue(model, value_head, detach_value), processor, config, targets)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ..config import GTRConfig
 from .cards import Card
@@ -38,6 +39,12 @@ class Work:
     args: PlannedConfig
     clones: bool
     """Whether thoughts are cloned, from the first update on."""
+    values: bool = True
+    """Whether there is a value head, whose values close a rollout."""
+    longest_episode: int | None = None
+    """Steps, if whole episodes are played; `None` if a rollout has a fixed number of steps."""
+    teacher: Literal["sft", "kl"] | None = None
+    """The variant of the merged teacher, if it is the guide."""
 
     @property
     def joint(self) -> bool:
@@ -46,7 +53,7 @@ class Work:
 
     @property
     def steps(self) -> int:
-        """Environment steps per update."""
+        """Environment steps per update; with whole episodes, the expected number."""
         return self.args.num_envs * self.args.rollout_steps
 
     @property
@@ -69,8 +76,15 @@ class Work:
 
     @property
     def scored_samples(self) -> int:
-        """Forward passes without gradient per update: old log-probs, and values of the last states."""
-        return self.steps + self.args.num_envs
+        """Forward passes without gradient per update: old log-probs, those of the starting policy and the teacher if
+        needed, and values of the last states."""
+        networks = 1 + (self.args.kl_coef > 0) + (self.teacher == "kl")
+        return networks * self.steps + (self.args.num_envs if self.values else 0)
+
+    @property
+    def generated_samples(self) -> int:
+        """Responses generated per update: the agent's, and the teacher's."""
+        return self.steps * (2 if self.teacher == "sft" else 1)
 
     @property
     def mini_batch(self) -> int:
@@ -84,13 +98,22 @@ def update_section(work: Work, seen: Observations) -> list[Estimate]:
     args, prompt, response = work.args, _mean(seen.prompt_tokens), _mean(seen.response_tokens)
     trained = work.ppo_samples + work.cloned_samples
     cut = f"mini-batch / ({args.per_device_train_batch_size} × {args.processes} processes)"
+    generated = "steps, by the agent and its teacher," if work.teacher == "sft" else "steps"
     samples = f"{work.ppo_samples:,} samples of PPO and {work.cloned_samples:,} of cloning, with their prompts"
+    steps = [Estimate("environment steps", work.steps, "", "num_envs × rollout_steps")]
+    if work.longest_episode is not None:
+        rounds = 1 + args.refill_groups
+        most = f"num_envs × step limit ({work.longest_episode}){f' × {rounds}, with refills' if rounds > 1 else ''}"
+        steps = [
+            Estimate("environment steps", work.steps, "", "num_envs × rollout_steps, the expected episode length"),
+            Estimate("most steps", args.num_envs * work.longest_episode * rounds, "", most),
+        ]
     return [
-        Estimate("environment steps", work.steps, "", "num_envs × rollout_steps"),
+        *steps,
         Estimate("mini-batch", work.mini_batch, "", "setting; over all processes"),
         Estimate("accumulation steps", args.gradient_accumulation_steps, "", cut),
         Estimate("optimizer steps", work.optimizer_steps, "", "epochs × mini-batches, and cloning's own; at most"),
-        Estimate("generated tokens", work.steps * response, "", "steps × the mean response"),
+        Estimate("generated tokens", work.generated_samples * response, "", f"{generated} × the mean response"),
         Estimate("trained tokens", trained * (prompt + response), "", samples),
     ]
 
@@ -147,7 +170,7 @@ def run_section(
     updates, again = args.num_updates, ", layers recomputed" if args.gradient_checkpointing else ""
     scoring = updates * work.scored_samples * forward
     learning = updates * (work.ppo_samples + work.cloned_samples) * training
-    collecting = updates * work.steps * forward  # decoding a token costs as much as prefilling it
+    collecting = updates * work.generated_samples * forward  # decoding a token costs as much as prefilling it
     found = [
         Estimate("updates", updates, "", "total_env_steps / environment steps, rounded up"),
         Estimate("optimizer steps", updates * work.optimizer_steps, "", "at most: target_kl may stop an update early"),
@@ -181,7 +204,9 @@ def _collecting_seconds(work: Work, seen: Observations, passes: Passes, skeleton
     args = work.args
     reading = args.num_envs / args.processes * passes.flops(1) / speed.flops
     token = size(list(skeleton.module.policy.parameters())) / speed.bandwidth
-    return args.num_updates * args.rollout_steps * (reading + max(seen.response_tokens) * token)
+    batches = 2 if args.overlap else 1
+    rounds = args.rollout_steps * work.generated_samples / work.steps  # the teacher's batches are assumed as large
+    return args.num_updates * rounds * (reading + batches * max(seen.response_tokens) * token)
 
 
 def _mean(values: Sequence[int]) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence, Sized
 from typing import Any
@@ -32,7 +33,7 @@ class PromptEncoder:
     The cache holds an image's features once, whatever the prompt, and a prompt's tokens once per image size. Two rules
     combine them just as the processor would, for every model family: zero-pad each dimension but the first to the
     largest (LLaVA-NeXT's tiles, Idefics3's sub-images), then concatenate along the first (also how Qwen-VL packs
-    patches). Tokens are padded on the left.
+    patches). Tokens are padded on the left. Thread-safe: while one thread processes, others use what is cached.
 
     Args:
         processor: the model's processor.
@@ -47,6 +48,7 @@ class PromptEncoder:
         self.cache_bytes = cache_bytes
         self._cache: OrderedDict[ImageKey | TextKey, Features] = OrderedDict()
         self._cached_bytes = 0
+        self._cache_lock, self._processing_lock = threading.Lock(), threading.Lock()
         self._special_text = SpecialText(processor)
         self._warned = False
 
@@ -63,6 +65,11 @@ class PromptEncoder:
         }
         return batch | {key: pad_and_cat([picture[key] for picture in image_features]) for key in image_features[0]}
 
+    def prepare(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> None:
+        """Process and cache ahead what a later `encode` will need."""
+        if self.cache_bytes:
+            self._features(prompts, images)
+
     def lengths(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> list[int]:
         """Number of tokens in each prompt, including its image tokens."""
         return [text["input_ids"].shape[1] for text in self._features(prompts, images)[0]]
@@ -70,7 +77,25 @@ class PromptEncoder:
     def _features(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> tuple[list[Features], list[Features]]:
         """Tokens and image features of each pair, from the cache or newly processed."""
         pairs = [((prompt, image.shape), _image_key(image)) for prompt, image in zip(prompts, images, strict=True)]
-        found = {key: self._cache[key] for pair in pairs for key in pair if key in self._cache}
+        with self._cache_lock:
+            found = {key: self._cache[key] for pair in pairs for key in pair if key in self._cache}
+        if any(key not in found for pair in pairs for key in pair):
+            with self._processing_lock:
+                self._process_new(pairs, prompts, images, found)
+        with self._cache_lock:
+            for pair in pairs:
+                for key in pair:
+                    self._remember(key, found[key])
+        return [found[text] for text, _ in pairs], [found[picture] for _, picture in pairs]
+
+    def _process_new(
+        self,
+        pairs: Sequence[tuple[TextKey, ImageKey]],
+        prompts: Sequence[str],
+        images: Sequence[np.ndarray],
+        found: dict[ImageKey | TextKey, Features],
+    ) -> None:
+        """Add to `found` what it lacks."""
         new: dict[tuple[int, ...], list[int]] = {}
         seen = set(found)
         for i, (_, picture) in enumerate(pairs):
@@ -84,10 +109,6 @@ class PromptEncoder:
         for i, (text, _) in enumerate(pairs):
             if text not in found:  # a new prompt about a known image
                 found[text] = self._process_text(prompts[i], images[i])
-        for pair in pairs:
-            for key in pair:
-                self._remember(key, found[key])
-        return [found[text] for text, _ in pairs], [found[picture] for _, picture in pairs]
 
     def _process(self, prompts: list[str], images: list[np.ndarray]) -> list[tuple[Features, Features]]:
         """Process images of one size in one call: each has the same number of tiles or patches, so split evenly."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -29,6 +29,15 @@ class BatchShape(NamedTuple):
     rows: int
     prompt_tokens: int
     response_tokens: int
+
+
+class SamplingSettings(Protocol):
+    """What `GTRConfig` says about responses."""
+
+    temperature: float
+    repetition_penalty: float
+    max_completion_length: int
+    feature_cache_gb: float
 
 
 class VLMPolicy:
@@ -69,6 +78,17 @@ class VLMPolicy:
         self._is_text = ~self.suppressed.numpy()
         self._is_text[self.eos_token_ids] = False
         self.encoder = PromptEncoder(processor, self.pad_token_id, feature_cache_bytes)
+
+    @classmethod
+    def from_settings(cls, model: Any, processor: Any, settings: SamplingSettings) -> VLMPolicy:
+        return cls(
+            model,
+            processor,
+            temperature=settings.temperature,
+            repetition_penalty=settings.repetition_penalty,
+            max_completion_length=settings.max_completion_length,
+            feature_cache_bytes=int(settings.feature_cache_gb * 2**30),
+        )
 
     def encode_response(self, text: str) -> np.ndarray:
         """Encode a response that the model didn't generate, with EOS appended.

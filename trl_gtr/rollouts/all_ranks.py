@@ -16,6 +16,7 @@ from ..tasks.base import Task
 from ..types import Rollout
 from .collector import RolloutCollector
 from .group_collector import Group, GroupCollector
+from .overlapped_collector import OverlappedCollector
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +89,10 @@ def make_collector(
         "exact_resume": not args.allow_changed_config,
     }
     if teaches is None:
-        return RolloutCollector(task, corrector, **options)
+        return (OverlappedCollector if args.overlap else RolloutCollector)(task, corrector, **options)
+    if args.overlap:
+        raise ValueError("`overlap` doesn't work with groups: leave it out, or use advantage_estimator='gae'.")
     options |= {"group_size": args.group_size, "refills": args.refill_groups, "teaches": teaches}
-    return GroupCollector(task, corrector, **options)
+    collector = GroupCollector(task, corrector, **options)
+    collector.check_timeout(args.rollout_deadline)
+    return collector

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 import gymnasium as gym
@@ -26,7 +26,9 @@ from ..types import Cancellation, CorrectionRequest, Generation, Response, Rollo
 from .clock import Clock
 from .pending_corrections import PendingCorrections
 from .playing import Choice, PlayingRules
+from .replay import LocalVectorEnv
 from .vector_envs import make_vector_env, unpack_infos
+from .workers import WorkerVectorEnv
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,22 @@ MIN_CORRECTION_WORKERS = 32
 MAX_CORRECTION_WORKERS = 256
 """Upper limit on threads in a run."""
 _NO_IMAGE = np.zeros((0, 0, 3), np.uint8)
+
+
+class Answers(NamedTuple):
+    """What some environments' agents were asked and generated, in the environments' order."""
+
+    prompts: list[str]
+    generations: list[Generation]
+    responses: list[Response]
+
+
+class Part(NamedTuple):
+    """Environments that are stepped together."""
+
+    envs: LocalVectorEnv | WorkerVectorEnv
+    places: range
+    """Where they are among all of the process's environments."""
 
 
 class RolloutCollector:
@@ -73,7 +91,11 @@ class RolloutCollector:
         self.rules = PlayingRules(task, invalid_action, self.whole_episodes)
         self.pickle_environments, self.exact_resume = pickle_environments, exact_resume
         self._rewound: dict[str, Any] | None = None
-        self.envs = make_vector_env(self.rules, num_envs, pickle_environments)
+        self.num_envs = num_envs
+        self.parts = [
+            Part(make_vector_env(self.rules, len(places), pickle_environments), places)
+            for places in self._split(num_envs)
+        ]
         self.correction_workers = correction_workers
         self.pool = DaemonPool(correction_workers or MIN_CORRECTION_WORKERS, "corrector")
         self._concurrency_advised = -1
@@ -85,15 +107,23 @@ class RolloutCollector:
         self.ended = [0] * num_envs
         self._start()
 
+    @staticmethod
+    def _split(num_envs: int) -> list[range]:
+        """The parts that the environments are divided into."""
+        return [range(num_envs)]
+
     def _start(self) -> None:
         """Begin the first episodes."""
-        indices = range(self.first_index, self.first_index + self.envs.num_envs)
-        env_seeds: list[int | None] = [
-            int(np.random.SeedSequence([self.seed, index]).generate_state(1)[0]) for index in indices
-        ]
-        observations, infos = self.envs.reset(seed=env_seeds)
-        self.images = [np.array(image) for image in observations]
-        self.infos = unpack_infos(infos, self.envs.num_envs)
+        for part in self.parts:
+            env_seeds: list[int | None] = [
+                int(np.random.SeedSequence([self.seed, self.first_index + i]).generate_state(1)[0])
+                for i in part.places
+            ]
+            self._observe(part, *part.envs.reset(seed=env_seeds))
+
+    def _observe(self, part: Part, observations: Any, infos: Mapping[str, Any]) -> None:
+        for i, image, info in zip(part.places, observations, unpack_infos(infos, len(part.places)), strict=True):
+            self.images[i], self.infos[i] = np.array(image), info
 
     def collect(
         self,
@@ -119,8 +149,8 @@ class RolloutCollector:
         if self.corrector is not None:
             self.corrector.reopen()  # an earlier run may have been interrupted
         if self.correction_workers is None:
-            self.pool.workers = min(max(steps, MIN_CORRECTION_WORKERS), MAX_CORRECTION_WORKERS)
-        pending = PendingCorrections(self.corrector, self.pool, len(self.images))
+            self.pool.workers = min(max(steps * len(self.parts), MIN_CORRECTION_WORKERS), MAX_CORRECTION_WORKERS)
+        pending = PendingCorrections(self.corrector, self.pool, max(len(part.places) for part in self.parts))
         try:
             deadline = time.monotonic() + timeout
             return self._collect(engine, steps, pending, deadline, correction_timeout, stopped, progress or Progress())
@@ -140,24 +170,20 @@ class RolloutCollector:
         clock = Clock()
         transitions: list[Transition] = []
         finished: list[Sequence[Transition]] = []
-        progress.begin("collect", steps * len(self.images), "step")
+        [part] = self.parts
+        progress.begin("collect", steps * self.num_envs, "step")
         for step in range(steps):
             if stopped() or (step > 0 and time.monotonic() >= deadline):
                 break
             with clock("generate"):
-                prompts = self._prompts()
-                generations = engine.generate(prompts, self.images)
-                responses = [self.task.format.parse(generation.text) for generation in generations]
+                answers = self._respond(engine, part.places)
             with clock("environment"):
-                requests = self._requests(range(len(prompts)), prompts, responses, pending.cancellation)
-                pending.ask(requests, len(prompts))
-                played = self._play(step, prompts, generations, responses)
+                self._ask(pending, part.places, answers)
+                played = self._play(step, part, answers)
                 transitions += played
                 finished += self._close_episodes(played)
             progress.advance(len(played), **self._spending())
-        rollout = self._rollout(transitions, finished, pending, clock, correction_timeout, stopped, progress)
-        rollout.last_images, rollout.last_prompts = list(self.images), self._prompts()
-        return rollout
+        return self._rollout(transitions, finished, pending, clock, correction_timeout, stopped, progress)
 
     def _rollout(
         self,
@@ -169,7 +195,7 @@ class RolloutCollector:
         stopped: Callable[[], bool],
         progress: Progress,
     ) -> Rollout:
-        """The steps joined with their corrections, without observations to bootstrap from."""
+        """The steps joined with their corrections and with the observations to bootstrap from."""
         with clock("wait_for_corrections"):
             pending.wait(correction_timeout, stopped, progress)
             corrections, stop_reason = pending.join()
@@ -182,8 +208,8 @@ class RolloutCollector:
         return Rollout(
             transitions,
             corrections,
-            last_images=[],
-            last_prompts=[],
+            last_images=[] if self.whole_episodes else list(self.images),
+            last_prompts=[] if self.whole_episodes else self._prompts(range(self.num_envs)),
             episodes=finished,
             stop_reason=stop_reason,
             times=clock.seconds,
@@ -198,8 +224,19 @@ class RolloutCollector:
             return {"corrector": f"{metrics['corrector/tokens']:.0f} tokens"}
         return {}
 
-    def _prompts(self) -> list[str]:
-        return [self.task.prompt(image, info) for image, info in zip(self.images, self.infos, strict=True)]
+    def _prompts(self, envs: Sequence[int]) -> list[str]:
+        return [self.task.prompt(self.images[i], self.infos[i]) for i in envs]
+
+    def _respond(self, engine: Engine, envs: Sequence[int]) -> Answers:
+        """Generate the responses of some environments."""
+        prompts = self._prompts(envs)
+        generations = engine.generate(prompts, [self.images[i] for i in envs])
+        return Answers(prompts, generations, [self.task.format.parse(generation.text) for generation in generations])
+
+    def _ask(self, pending: PendingCorrections, envs: Sequence[int], answers: Answers) -> None:
+        """Request corrections of these environments' responses."""
+        requests = self._requests(envs, answers.prompts, answers.responses, pending.cancellation)
+        pending.ask(requests, len(envs))
 
     def _requests(
         self, envs: Sequence[int], prompts: list[str], responses: list[Response], cancellation: Cancellation
@@ -221,39 +258,36 @@ class RolloutCollector:
             if response.valid
         }
 
-    def _play(
-        self, step: int, prompts: list[str], generations: list[Generation], responses: list[Response]
-    ) -> list[Transition]:
-        """Step every environment with its response's action."""
-        space = self.envs.single_action_space
+    def _play(self, step: int, part: Part, answers: Answers) -> list[Transition]:
+        """Step a part's environments with their responses' actions."""
+        space = part.envs.single_action_space
         chosen = [
-            self.rules.choose(response, info, space, rng)
-            for response, info, rng in zip(responses, self.infos, self.rngs, strict=True)
+            self.rules.choose(response, self.infos[i], space, self.rngs[i])
+            for i, response in zip(part.places, answers.responses, strict=True)
         ]
         actions: Any = [choice.action for choice in chosen]
         if isinstance(space, gym.spaces.Discrete):
             actions = np.array(actions)
-        images, infos = self.images, self.infos
-        observations, rewards, terminated, truncated, vector_infos = self.envs.step(actions)
-        self.images = [np.array(observation) for observation in observations]
-        self.infos = unpack_infos(vector_infos, len(images))
+        before = [(self.images[i], self.infos[i]) for i in part.places]
+        observations, rewards, terminated, truncated, vector_infos = part.envs.step(actions)
+        self._observe(part, observations, vector_infos)
         played = []
-        for i, (generation, response, choice) in enumerate(zip(generations, responses, chosen, strict=True)):
+        for place, (i, prompt, generation, response) in enumerate(zip(part.places, *answers, strict=True)):
             final_info = self.infos[i].pop("final_info", None)
             final_image = self.infos[i].pop("final_obs", None)
-            ended = bool(terminated[i] or truncated[i])
-            bootstrap = bool(truncated[i]) and not terminated[i] and (final_info or {}).get("bootstrap", True)
+            ended = bool(terminated[place] or truncated[place])
+            bootstrap = bool(truncated[place]) and not terminated[place] and (final_info or {}).get("bootstrap", True)
             played.append(
                 self._record(
                     i,
                     generation,
                     response,
-                    choice,
-                    (rewards[i], bool(terminated[i]), bool(truncated[i])),
+                    chosen[place],
+                    (rewards[place], bool(terminated[place]), bool(truncated[place])),
                     step=step,
-                    image=images[i],
-                    prompt=prompts[i],
-                    info=infos[i],
+                    image=before[place][0],
+                    prompt=prompt,
+                    info=before[place][1],
                     bootstrap=bootstrap,
                     final_info=final_info if ended else None,
                     final_image=np.array(final_image) if bootstrap else None,
@@ -313,7 +347,7 @@ class RolloutCollector:
             return self._rewound
         try:
             state = {
-                "environments": self.envs.get_states(),
+                "environments": [state for part in self.parts for state in part.envs.get_states()],
                 "random": [dict(rng.bit_generator.state) for rng in self.rngs],
                 "episodes": [list(episode) for episode in self.episodes],
                 "ended": list(self.ended),
@@ -336,17 +370,17 @@ class RolloutCollector:
                 )
             state = cloudpickle.loads(state["pickled"])
         stored = len(state["environments"])
-        if stored != self.envs.num_envs:
-            raise ValueError(f"The checkpoint holds {stored} environments for this process, not {self.envs.num_envs}.")
+        if stored != self.num_envs:
+            raise ValueError(f"The checkpoint holds {stored} environments for this process, not {self.num_envs}.")
         try:
-            observations, infos = self.envs.set_states(state["environments"], self.exact_resume)
+            for part in self.parts:
+                states = state["environments"][part.places.start : part.places.stop]
+                self._observe(part, *part.envs.set_states(states, self.exact_resume))
         except ValueError as error:
             raise ValueError(
                 f"The checkpoint's episodes can't be continued: {error} If package versions have changed since it was "
                 "written, restore them, or continue anyway with `allow_changed_config=True`."
             ) from error
-        self.images = [np.array(image) for image in observations]
-        self.infos = unpack_infos(infos, stored)
         for rng, random in zip(self.rngs, state["random"], strict=True):
             rng.bit_generator.state = random
         self.episodes, self.ended = [list(episode) for episode in state["episodes"]], list(state["ended"])
@@ -358,4 +392,5 @@ class RolloutCollector:
 
     def close(self) -> None:
         """Close the environments, including any worker processes."""
-        self.envs.close()
+        for part in self.parts:
+            part.envs.close()

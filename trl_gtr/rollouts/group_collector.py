@@ -8,6 +8,7 @@ place of groups that teach nothing, if asked.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,10 +20,11 @@ from ..correctors.base import Corrector
 from ..distributed.progress import Progress
 from ..engines.base import Engine
 from ..tasks.base import Task
-from ..types import Generation, Response, Rollout, Transition
+from ..types import Rollout, Transition
 from .clock import Clock
-from .collector import RolloutCollector
+from .collector import Answers, RolloutCollector
 from .pending_corrections import PendingCorrections
+from .playing import PlayingRules
 
 logger = logging.getLogger(__name__)
 
@@ -62,13 +64,33 @@ class GroupCollector(RolloutCollector):
 
     def _start(self) -> None:
         """Begin a group in every lane, so that an environment that doesn't restart the same fails early."""
-        if self.envs.num_envs % self.group_size or self.first_index % self.group_size:
+        if self.num_envs % self.group_size or self.first_index % self.group_size:
             raise ValueError(
-                f"{self.envs.num_envs} environments can't be divided into groups of {self.group_size}: set `num_envs` "
+                f"{self.num_envs} environments can't be divided into groups of {self.group_size}: set `num_envs` "
                 "to a multiple of `group_size` times the number of processes."
             )
-        self.active = [False] * self.envs.num_envs
-        self._begin_groups(range(self.envs.num_envs // self.group_size))
+        self.active = [False] * self.num_envs
+        self._begin_groups(self._lanes)
+
+    @property
+    def _lanes(self) -> range:
+        return range(self.num_envs // self.group_size)
+
+    def check_timeout(self, timeout: float) -> None:
+        """Raise if starting the environments alone takes longer than a rollout may."""
+        if timeout == math.inf:
+            return
+        seconds = []
+        for _ in range(2):  # the first may be slower, e.g. because it loads files
+            began = time.monotonic()
+            self._begin_groups(self._lanes)
+            seconds.append(time.monotonic() - began)
+            if seconds[-1] < timeout:
+                return
+        raise ValueError(
+            f"Starting the environments takes {min(seconds):.2g} s, longer than `rollout_timeout` ({timeout:g} s), so "
+            "no episode could end in time. Raise it."
+        )
 
     def _lane(self, lane: int) -> range:
         """The environments of a lane."""
@@ -77,26 +99,17 @@ class GroupCollector(RolloutCollector):
     def _begin_groups(self, lanes: Sequence[int]) -> None:
         """Reset the environments of these lanes, those of a lane with the same seed."""
         seeds = {i: self._seed(lane) for lane in lanes for i in self._lane(lane)}
-        for i, (observation, info) in self.envs.reset_some(seeds).items():
+        for i, (observation, info) in self.parts[0].envs.reset_some(seeds).items():
             self.images[i], self.infos[i] = np.array(observation), info
             self.episodes[i], self.active[i] = [], True
         for lane in lanes:
-            first, *others = ((self.images[i], self.infos[i]) for i in self._lane(lane))
-            if not all(data_equivalence(first, other) for other in others):
-                raise ValueError(
-                    f"The environments of task {self.task.name!r} start differently although they are reset with the "
-                    "same seed, so their episodes can't be compared. `reset(seed=…)` must decide everything: draw "
-                    "random numbers from `self.np_random` only. Or use advantage_estimator='gae'."
-                )
+            _check_same_start(self.task, [(self.images[i], self.infos[i]) for i in self._lane(lane)])
 
     def _seed(self, lane: int) -> int:
         """Depends on the global index of the lane, and on how many groups it has played."""
         first = self._lane(lane)[0]
         index = (self.first_index + first) // self.group_size
         return int(np.random.SeedSequence([self.seed, index, self.ended[first], 2]).generate_state(1)[0])
-
-    def _prompt(self, i: int) -> str:
-        return self.task.prompt(self.images[i], self.infos[i])
 
     def _collect(
         self,
@@ -111,9 +124,9 @@ class GroupCollector(RolloutCollector):
         clock = Clock()
         transitions: list[Transition] = []
         finished: list[Sequence[Transition]] = []
-        lanes = range(self.envs.num_envs // self.group_size)
-        self.played, self.refills_left = [0] * self.envs.num_envs, [self.refills] * len(lanes)
-        progress.begin("collect", self.envs.num_envs * (1 + self.refills), "episode")  # refills may not be needed
+        lanes = self._lanes
+        self.played, self.refills_left = [0] * self.num_envs, [self.refills] * len(lanes)
+        progress.begin("collect", self.num_envs * (1 + self.refills), "episode")  # refills may not be needed
         with clock("environment"):
             self._begin_groups(lanes)
         while any(self.active):
@@ -121,28 +134,25 @@ class GroupCollector(RolloutCollector):
                 break
             envs = [i for i, active in enumerate(self.active) if active]
             with clock("generate"):
-                prompts = [self._prompt(i) for i in envs]
-                generations = engine.generate(prompts, [self.images[i] for i in envs])
-                responses = [self.task.format.parse(generation.text) for generation in generations]
+                answers = self._respond(engine, envs)
             with clock("environment"):
-                pending.ask(self._requests(envs, prompts, responses, pending.cancellation), len(envs))
-                transitions += self._play_some(envs, prompts, generations, responses)
+                self._ask(pending, envs, answers)
+                transitions += self._play_some(envs, answers)
                 finished += (ended := self._close_groups())
             progress.advance(len(ended), **self._spending())
         self._cut(lanes)
         return self._rollout(transitions, finished, pending, clock, correction_timeout, stopped, progress)
 
-    def _play_some(
-        self, envs: list[int], prompts: list[str], generations: list[Generation], responses: list[Response]
-    ) -> list[Transition]:
+    def _play_some(self, envs: list[int], answers: Answers) -> list[Transition]:
         """Step some environments with their responses' actions."""
-        space = self.envs.single_action_space
+        vector_env = self.parts[0].envs
         chosen = [
-            self.rules.choose(r, self.infos[i], space, self.rngs[i]) for i, r in zip(envs, responses, strict=True)
+            self.rules.choose(response, self.infos[i], vector_env.single_action_space, self.rngs[i])
+            for i, response in zip(envs, answers.responses, strict=True)
         ]
-        results = self.envs.step_some({i: choice.action for i, choice in zip(envs, chosen, strict=True)})
+        results = vector_env.step_some({i: choice.action for i, choice in zip(envs, chosen, strict=True)})
         transitions = []
-        for i, prompt, generation, response, choice in zip(envs, prompts, generations, responses, chosen, strict=True):
+        for i, prompt, generation, response, choice in zip(envs, *answers, chosen, strict=True):
             observation, reward, terminated, truncated, info = results[i]
             transition = self._record(
                 i,
@@ -206,10 +216,34 @@ class GroupCollector(RolloutCollector):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved state."""
-        if len(state["ended"]) != self.envs.num_envs:
+        if len(state["ended"]) != self.num_envs:
             raise ValueError(
-                f"The checkpoint holds {len(state['ended'])} environments for this process, not {self.envs.num_envs}."
+                f"The checkpoint holds {len(state['ended'])} environments for this process, not {self.num_envs}."
             )
         for rng, random in zip(self.rngs, state["random"], strict=True):
             rng.bit_generator.state = random
         self.ended, self._rewound = list(state["ended"]), None
+
+
+def check_restarts(task: Task, seed: int) -> None:
+    """Raise if two of the task's environments start differently although they are reset with the same seed."""
+    rules, starts = PlayingRules(task, whole_episodes=True), []
+    for _ in range(2):
+        env = rules.make_env()
+        try:
+            observation, info = env.reset(seed=seed)
+            starts.append((np.array(observation), info))
+        finally:
+            env.close()
+    _check_same_start(task, starts)
+
+
+def _check_same_start(task: Task, starts: Sequence[tuple[np.ndarray, Mapping[str, Any]]]) -> None:
+    """Raise unless all these first images and infos are the same, hidden state included."""
+    first, *others = starts
+    if not all(data_equivalence(first, other) for other in others):
+        raise ValueError(
+            f"The environments of task {task.name!r} start differently although they are reset with the same seed, so "
+            "their episodes can't be compared. `reset(seed=…)` must decide everything: draw random numbers from "
+            "`self.np_random` only. Or use advantage_estimator='gae'."
+        )

@@ -46,6 +46,11 @@ class GTRProgressCallback(ProgressCallback):
         super().on_train_begin(args, state, control, **kwargs)
         self._episodes, self._ended = state.episode, []
 
+    def on_step_end(self, args: TrainingArguments, state: Any, control: TrainerControl, **kwargs: Any) -> None:
+        if self.training_bar is not None:
+            self.training_bar.total = state.max_steps  # with groups, an estimate that changes
+        super().on_step_end(args, state, control, **kwargs)
+
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
     ) -> None:

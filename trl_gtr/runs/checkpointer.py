@@ -19,6 +19,7 @@ from transformers.trainer_utils import rotate_checkpoints
 
 from ..config import GTRConfig
 from ..distributed.processes import Processes
+from ..guides.base import Guide
 from ..storage.files import sync
 from ..storage.state_files import PLAIN, StateFormat
 from . import output_folder
@@ -53,6 +54,23 @@ class Part:
 
     def file(self, name: str, rank: int) -> str:
         return f"{name}{self.format.suffix}" if self.shared else f"{name}_{rank}{self.format.suffix}"
+
+
+@dataclass(frozen=True)
+class GuideFiles:
+    """A guide's files as a part of their own.
+
+    Args:
+        guide: The run's guide.
+    """
+
+    guide: Guide
+
+    def state_dict(self) -> dict[str, Path]:
+        return self.guide.files()
+
+    def load_state_dict(self, state: Mapping[str, Path]) -> None:
+        self.guide.load_files(state)
 
 
 @dataclass
@@ -201,7 +219,7 @@ class RunCheckpointer:
         states = {}
         for name, part in self.parts.items():
             file = part.file(name, self.processes.rank)
-            if file in (saved.files or {}):
+            if any(file in (name, name.split("/")[0]) for name in saved.files or ()):  # a file or a folder
                 states[name] = part.format.read(folder / file)
             elif part.owner.state_dict():  # possible only if `allow_changed_config` allowed another corrector
                 logger.warning("%s has no state for the %s, which starts from scratch.", folder, name)

@@ -25,7 +25,7 @@ PATIENCE = 2
 
 
 class HopelessRunCallback(TrainerCallback):
-    """Warns about the first hopeless update; `stops` becomes true with the second in a row.
+    """Warns about the first hopeless update; `why_stop` says why with the second in a row.
 
     A policy is hopeless if (almost) no response is valid or legal, if no gradient flows, or if its weights don't
     change. Only the start of a run is checked for this: a policy that has learned something and loses it again is the
@@ -48,8 +48,10 @@ class HopelessRunCallback(TrainerCallback):
         self._budget_spent = False
 
     @property
-    def stops(self) -> bool:
-        return self._bad_logs >= PATIENCE and self.args.on_hopeless == "stop"
+    def why_stop(self) -> str | None:
+        """Why the run should stop; `None` if it should go on."""
+        stops = self._bad_logs >= PATIENCE and self.args.on_hopeless == "stop"
+        return " ".join(self.signs) if stops else None
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._weights = fingerprint(self.model)
@@ -90,7 +92,12 @@ class HopelessRunCallback(TrainerCallback):
         moved, self._weights = weights != self._weights, weights
         if not self._should_move(logs, update):
             return
-        if logs.get("optim/grad_norm") == 0:
+        if logs.get("groups/dead") == 1 and not logs.get("loss/cloning_coef"):
+            yield (
+                "In every group all episodes have the same return, so there is nothing to compare. Start from a model "
+                "that sometimes succeeds, or raise `group_size`, `temperature` or `refill_groups`."
+            )
+        elif logs.get("optim/grad_norm") == 0:
             yield (
                 "No gradient flows: every loss is 0. Rewards that never differ are the usual cause: look at `reward` "
                 "and `corrector/corrected` in the log."

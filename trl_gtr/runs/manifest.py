@@ -169,6 +169,7 @@ def describe_run(
         task_options={name: value for name, value in _plain(vars(task)).items() if name[0] != "_"},
         settings={
             "guide": type(guide).__name__,
+            **{f"guide.{name}": value for name, value in guide.settings().items()},
             "corrector": None if guide.corrector is None else guide.corrector.identity,
             "estimator": type(estimator).__name__,
             **{f"adapter.{name}": value for name, value in lora.items()},

@@ -53,7 +53,8 @@ class TrainedAgent:
         hub_model_id: Its name on the Hub; `None` if it is not there.
         base_model: Name or folder of the starting model.
         is_adapter: It is an adapter for the base model, not a full model.
-        corrector: The corrector; `None` for PPO alone.
+        corrector: The corrector; `None` if there is none.
+        guide: Who else teaches thoughts; empty for nobody.
         log: The run's log history.
         paper: `title`, `id` and `citation`.
     """
@@ -64,6 +65,7 @@ class TrainedAgent:
     is_adapter: bool
     task: Task
     corrector: str | None
+    guide: str
     args: GTRConfig
     log: Sequence[Mapping[str, Any]]
     paper: Mapping[str, str]
@@ -221,8 +223,10 @@ def _training(agent: TrainedAgent) -> str:
     lines = [f"- updates: {max((entry['step'] for entry in agent.log), default=0):,}"]
     if "env_steps" in last:
         lines.append(f"- environment steps: {last['env_steps']:,.0f}")
+    if agent.guide:
+        lines.append(f"- guide: {agent.guide}")
     if agent.corrector is None:
-        lines.append("- corrector: none (PPO alone)")
+        lines.append("- corrector: none" if agent.guide else "- corrector: none (PPO alone)")
     else:
         cost = [words.format(last[name]) for name, words in COST.items() if name in last]
         corrected = curve({"log": agent.log}, "corrector/corrected")

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..guides import merging
 from ..policy.weights import VALUE_HEAD_FILE
 from ..responses.safe_text import printable
 from . import episode_log
@@ -25,6 +26,7 @@ def earlier_run(folder: Path) -> Iterator[Path]:
     for name in (METRICS_FILE, CARD_FILE, *_adapter_files(folder)):
         if (folder / name).is_file():
             yield folder / name
+    yield from sorted((folder / merging.FOLDER).glob("*.safetensors"))
     yield from (shard for _, shard in episode_log.shards(folder / episode_log.FOLDER))
     if folder.is_dir():
         yield from sorted(path for path in folder.iterdir() if _CHECKPOINT.fullmatch(path.name) and path.is_dir())

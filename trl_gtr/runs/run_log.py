@@ -81,6 +81,8 @@ class RunLog(TrainerCallback):
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self.warnings.update = state.global_step
+        if self.card:
+            self.card["updates"] = state.max_steps  # with groups, an estimate that changes
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         # Anything logged before training is in the history, which is written when training begins.

@@ -12,7 +12,16 @@ from trl import TrlParser
 
 from ..tasks import Task, make_task, task_options
 from .options import Option
-from .settings import command_line, find_own_modules, task_of, task_options_of, value_of, with_task_options
+from .settings import (
+    command_line,
+    find_own_modules,
+    preset_of,
+    task_of,
+    task_options_of,
+    unused_settings,
+    value_of,
+    with_task_options,
+)
 from .usage import check_names, format_help, options_of_task
 
 
@@ -70,6 +79,12 @@ class Parser(TrlParser):
         super().__init__(dataclass_types, prog=prog, description=description, allow_abbrev=False)
         self.hidden = hidden
         self.task_options: list[Option] = []
+        self.ignored: Container[str] = ()
+        """Settings of the file that are not read."""
+
+    def set_defaults_with_config(self, **settings: Any) -> list[str]:
+        read = {name: value for name, value in settings.items() if name not in self.ignored}
+        return list(super().set_defaults_with_config(**read))
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)  # argparse would also print the usage
@@ -105,7 +120,8 @@ def parse_arguments(
     hidden: Container[str] = (),
     prog: str | None = None,
 ) -> tuple[Any, ...]:
-    """One instance of each dataclass. The command line overrides `--config FILE`, which overrides `defaults`.
+    """One instance of each dataclass. The command line overrides `--config FILE`, which overrides `--preset NAME`, and
+    that the `defaults`.
 
     If one of them has a field `task_options`, the task's options can also be given by their plain names.
 
@@ -124,8 +140,10 @@ def parse_arguments(
     if value_of(words, "config") is None and default_config is not None:
         words = ["--config", str(default_config), *words]
     find_own_modules()
-    if "task_options" in parser.names:
-        task = task_of(words, parser.get_default("task"))
+    if "preset" in parser.names:
+        parser.set_defaults(**preset_of(words))
+        parser.ignored = unused_settings(words)
+    if "task_options" in parser.names and (task := task_of(words, parser.get_default("task"))):
         parser.task_options = options_of_task(task)
         check_names(words, {*parser.names, *task_options(task)})
         words = with_task_options(words, task, parser.names)

@@ -20,12 +20,12 @@ from ..environments.alfworld.check import report
 from ..evaluation.task_check import check_task
 from ..responses.safe_text import one_line
 from .arguments import TaskArguments, parse_arguments
-from .settings import command_line, value_of
 from .usage import one_line_errors
 
 
 @dataclass
 class Arguments(TaskArguments):
+    task: str = field(default="", metadata={"help": "The task to check; without one, this machine is checked."})
     episodes: int = field(default=8, metadata={"help": "Episodes for random play, and as many for the expert."})
     seed: int = field(default=0, metadata={"help": "Seed for the deals."})
 
@@ -34,10 +34,9 @@ class Arguments(TaskArguments):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 1 if something is wrong with the task, or if something required is missing or unsuitable."""
-    words = command_line(argv)
     with one_line_errors((ValueError, OSError, ImportError, TypeError)):
-        (args,) = parse_arguments([Arguments], words, description=__doc__, prog="trl-gtr check")
-        if value_of(words, "task") is not None:
+        (args,) = parse_arguments([Arguments], argv, description=__doc__, prog="trl-gtr check")
+        if args.task:
             return _check_task(args)
     return _check_machine()
 

@@ -21,7 +21,16 @@ from pathlib import Path
 
 from ..tasks import task_options
 from .options import Option, UnknownSource, imported_options, launcher_options, train_options
-from .settings import command_line, find_own_modules, given_options, settings_of, task_of, value_of, with_defaults
+from .settings import (
+    command_line,
+    find_own_modules,
+    given_options,
+    preset_of,
+    settings_of,
+    task_of,
+    value_of,
+    with_defaults,
+)
 from .usage import check_names, format_help, one_line_errors, options_of_task
 
 # Field headings in the sources → groups in the help, in this order.
@@ -30,9 +39,11 @@ _GROUPS = {
     "model": "model",
     "sizes": "sizes",
     "the response": "response",
+    "what a step is worth": "what a step is worth",
     "defaults that differ from PPOConfig's": "PPO",
     "PPO": "PPO",
     "thought cloning": "thought cloning",
+    "guide": "guide",
     "corrector": "corrector",
     "several processes, faults, resuming": "processes, faults, resuming",
     "logging": "output",
@@ -56,7 +67,6 @@ _PLACED = {
     "use_cpu": "model",
 }
 _MODEL = ("model_name_or_path", "dtype", "use_peft", "lora_r", "lora_alpha")
-_USAGE_ERROR = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -106,10 +116,11 @@ def check_words(
     known = _options()
     words = with_defaults(words, task or known["task"].default)
     task, values = task_of(words, known["task"].default), settings_of(words)
+    preset_of(words)  # an unknown one is an error
     if {"-h", "--help", "--help-all", "--help_all"} & set(words):
         full = not {"-h", "--help"} & set(words)
         usage = f"{prog} [--task TASK] [--config FILE.yaml] [--OPTION VALUE ...]   (--help-all: every option)"
-        values |= values.get("task_options") or {}
+        values = preset_of(words) | values | (values.get("task_options") or {})
         print(format_help(usage, description, help_options(task, full), values, full=full), end="")
         raise SystemExit(0)
     theirs = set(launcher_options()) - set(known) if launcher else set()
@@ -159,6 +170,7 @@ def divide(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _launch(for_launcher: list[str], for_script: list[str]) -> int:
     """Run the training script through accelerate and return its exit status. The script reports usage errors."""
+    import torch
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from trl.cli.accelerate_config import resolve_accelerate_config_argument
@@ -166,6 +178,8 @@ def _launch(for_launcher: list[str], for_script: list[str]) -> int:
     with one_line_errors():
         launcher = resolve_accelerate_config_argument(for_launcher)
     args = launch_command_parser().parse_args([*launcher, "--module", "trl_gtr.scripts.train", *for_script])
+    if torch.cuda.device_count() < 2:  # then accelerate's list of the defaults that it used has no surprise
+        logging.getLogger("accelerate.commands.launch").setLevel(logging.ERROR)
     # torch logs how its processes ended; the exception below says the same
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C also reaches the script, which saves a checkpoint and exits
@@ -174,8 +188,10 @@ def _launch(for_launcher: list[str], for_script: list[str]) -> int:
     except subprocess.CalledProcessError as failed:
         return failed.returncode if failed.returncode >= 0 else 128 - failed.returncode
     except ChildFailedError as failed:
-        status = failed.get_first_failure()[1].exitcode
-        if status != _USAGE_ERROR:
-            print(failed, file=sys.stderr)
+        rank, failure = failed.get_first_failure()
+        status = failure.exitcode
+        if status == 1 or status < 0:  # otherwise the script has reported the reason in one line
+            how = "failed with exit status 1" if status == 1 else f"was killed by signal {-status}"
+            print(f"error: Process {rank} {how}; any error of its own is above.", file=sys.stderr)
         return status if status >= 0 else 128 - status
     return 0

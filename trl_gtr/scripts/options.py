@@ -28,6 +28,7 @@ _TASK = ("trl_gtr", "scripts/arguments.py", "TaskArguments")
 _SCRIPT = ("trl_gtr", "scripts/train.py", "ScriptArguments")
 _MODEL = ("trl", "trainer/model_config.py", "ModelConfig")
 _CORRECTOR = ("trl_gtr", "correctors/arguments.py", "CorrectorArguments")
+_GUIDE = ("trl_gtr", "guides/arguments.py", "GuideArguments")
 _HEADING = re.compile(r"\s*# --- (.+?) -+$")
 
 
@@ -57,7 +58,7 @@ def train_options() -> dict[str, Option]:
     """
     script = _fields(*_TASK, group="task") | _fields(*_SCRIPT, group="task")
     model = _fields(*_MODEL, group="model")
-    corrector = _fields(*_CORRECTOR, group="corrector")
+    corrector = _fields(*_CORRECTOR, group="corrector") | _fields(*_GUIDE, group="guide")
     ppo = _TRL_PPO if _path(*_TRL_PPO[:2]).is_file() else _OWN_PPO
     inherited: dict[str, Option] = {}
     for source in (_TRAINING, _BASE, ppo):  # subclasses override inherited fields
@@ -67,8 +68,8 @@ def train_options() -> dict[str, Option]:
 
 
 def imported_options(arguments: Sequence[Any]) -> dict[str, Option]:
-    """The same from the imported classes (task, training, model, corrector): slow to import, and with few groups."""
-    groups = dict(zip(arguments, ("task", "training", "model", "corrector"), strict=True))
+    """The same from the imported classes (task, training, model, corrector, guide): slow, and with few groups."""
+    groups = dict(zip(arguments, ("task", "training", "model", "corrector", "guide"), strict=True))
     return {
         each.name: Option(
             each.name, None if each.default is MISSING else each.default, each.metadata.get("help", ""), group

@@ -21,6 +21,7 @@ from trl import ModelConfig
 
 from ..config import refused_fields
 from ..correctors import CorrectorArguments
+from ..guides.arguments import GuideArguments
 from ..planning.cards import CARDS, card_named
 from ..planning.memory import Sharding
 from ..planning.plan import Plan, make_plan
@@ -56,12 +57,12 @@ class PlanArguments:
 
 def main(argv: Sequence[str] | None = None, description: str | None = __doc__) -> int:
     with one_line_errors():
-        types = (PlanArguments, ScriptArguments, PlannedConfig, ModelConfig, CorrectorArguments)
+        types = (PlanArguments, ScriptArguments, PlannedConfig, ModelConfig, CorrectorArguments, GuideArguments)
         words = list(argv or [])
         sharding = Sharding()
         if "--config_file" in words[:-1]:
             sharding = Sharding.read(words[words.index("--config_file") + 1])
-        plan_args, script, args, model_args, corrector_args = parse_arguments(
+        plan_args, script, args, model_args, corrector_args, guide_args = parse_arguments(
             types,
             words,
             description=description,
@@ -79,6 +80,7 @@ def main(argv: Sequence[str] | None = None, description: str | None = __doc__) -
             available=available,
             where=where,
             sharding=sharding,
+            guide_args=guide_args,
         )
     if plan_args.json:
         print(json.dumps(plan.to_json(), indent=1, ensure_ascii=False))

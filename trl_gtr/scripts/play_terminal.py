@@ -65,8 +65,10 @@ class TerminalGame:
                 if self.game.played >= episodes:
                     break
                 self.game.deal()
-        except (Quit, EOFError):
+        except Quit:
             pass
+        except EOFError:
+            self._print("")  # ends the line of the question
         self._print(f"{self.game.won} of {self.game.played} deals won", "bold")
 
     def _play_deal(self) -> None:

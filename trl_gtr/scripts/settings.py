@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from ..distributed.presets import PRESETS, VALUE_FIELDS
 from ..storage.plain_data import json_options, read_yaml
 from ..tasks import task_options
 
@@ -98,6 +99,22 @@ def settings_of(words: Sequence[str]) -> dict[str, Any]:
     """Contents of the `--config` file; empty without one."""
     file = value_of(words, "config")
     return {} if file is None else read_options(file)
+
+
+def preset_of(words: Sequence[str]) -> dict[str, Any]:
+    """The settings of the preset named on the command line or in its file; empty without one."""
+    name = value_of(words, "preset") or settings_of(words).get("preset")
+    if name is not None and name not in PRESETS:
+        raise ValueError(f"There is no preset {name!r}: choose one of {', '.join(PRESETS)}.")
+    return {} if name is None else PRESETS[name]
+
+
+def unused_settings(words: Sequence[str]) -> tuple[str, ...]:
+    """Settings of a shipped file that a method named on the command line has no use for."""
+    file = value_of(words, "config")
+    method = value_of(words, "advantage_estimator") or preset_of(words).get("advantage_estimator", "gae")
+    shipped = file is not None and Path(file).parent == CONFIGS
+    return VALUE_FIELDS if shipped and method != "gae" else ()
 
 
 def task_of(words: Sequence[str], default_task: str) -> str:

@@ -1,6 +1,6 @@
 """Training from the command line: what `trl-gtr train` and the example scripts run in every process.
 
-parse → task → check the output folder → corrector → load the model → trainer → train, evaluate, report
+parse → task → check the output folder → guide → load the model → trainer → train, evaluate, report
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from transformers.integrations import is_tensorboard_available
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from ..config import MODEL_INIT_KWARGS, GTRConfig, refused_fields
-from ..correctors import CorrectorArguments, make_corrector
+from ..correctors import CorrectorArguments
 from ..distributed.signals import StopSignals
 from ..evaluation.evaluate import count_episodes
 from ..evaluation.reports import EvaluationReport, read_evaluations, write_evaluations
 from ..evaluation.tables import report_table
+from ..guides.arguments import GuideArguments, make_guide
+from ..learning.advantages import choose_estimator
 from ..policy.loading import load_policy, lora_target_modules
 from ..report import write_report
 from ..responses.safe_text import printable
+from ..rollouts.group_collector import check_restarts
 from ..runs import output_folder
 from ..runs.manifest import Manifest, find_checkpoint
 from ..runs.stopping import HopelessRun
@@ -43,8 +46,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class ScriptArguments(TaskArguments):
-    """Arguments of a run besides those of the trainer, model and corrector."""
+    """Arguments of a run besides those of the trainer, model, corrector and guide."""
 
+    preset: str | None = field(
+        default=None,
+        metadata={
+            "help": "Published settings of a method: gtr, rl4vlm, vl_dac, grpo, rloo or gigpo. The file and the "
+            "command line override them."
+        },
+    )
     eval_tasks: dict[str, Any] | str | None = field(
         default=None,
         metadata={
@@ -64,7 +74,7 @@ class ScriptArguments(TaskArguments):
     _argument_group_name = "task"
 
 
-ARGUMENTS = (ScriptArguments, GTRConfig, ModelConfig, CorrectorArguments)
+ARGUMENTS = (ScriptArguments, GTRConfig, ModelConfig, CorrectorArguments, GuideArguments)
 
 
 def train(argv: Sequence[str] | None = None, *, task: str | None = None) -> dict[str, EvaluationReport]:
@@ -76,19 +86,20 @@ def train(argv: Sequence[str] | None = None, *, task: str | None = None) -> dict
     """
     with one_line_errors():
         words = with_defaults(command_line(argv), task or ScriptArguments.task)
-        script, args, model_args, corrector_args = parse(argv=words)
+        script, args, model_args, corrector_args, guide_args = parse(argv=words)
         played, eval_tasks = make_tasks(script)
         args.output_dir = args.output_dir.replace("{task}", played.name)
+        check_method(args, played)
         check_output_dir(args, played)
-        corrector = make_corrector(corrector_args) if args.thought_cloning_coef > 0 else None
+        guide = make_guide(guide_args, corrector_args, args)
         model, processor, peft_config = load_model(model_args, args.model_init_kwargs)
         trainer = GTRTrainer(
             model=model,
             args=args,
             task=played,
-            corrector=corrector,
             processing_class=processor,
             peft_config=peft_config,
+            guide=guide,
         )
     report_rounding(args)
     return train_and_report(trainer, eval_tasks, report=script.report)
@@ -96,9 +107,9 @@ def train(argv: Sequence[str] | None = None, *, task: str | None = None) -> dict
 
 def parse(
     default_config: str | Path | None = None, argv: Sequence[str] | None = None, description: str | None = None
-) -> tuple[ScriptArguments, GTRConfig, ModelConfig, CorrectorArguments]:
+) -> tuple[ScriptArguments, GTRConfig, ModelConfig, CorrectorArguments, GuideArguments]:
     """Arguments of a run; the command line overrides `--config FILE` or the default file."""
-    script, args, model_args, corrector_args = parse_arguments(
+    script, *others = parse_arguments(
         ARGUMENTS,
         argv,
         default_config=default_config,
@@ -108,7 +119,7 @@ def parse(
     )
     if script.torch_threads:
         torch.set_num_threads(script.torch_threads)
-    return script, args, model_args, corrector_args
+    return script, *others
 
 
 def make_tasks(script: ScriptArguments) -> tuple[Task, dict[str, Task]]:
@@ -122,10 +133,17 @@ def make_tasks(script: ScriptArguments) -> tuple[Task, dict[str, Task]]:
     return task, evaluations
 
 
+def check_method(args: GTRConfig, task: Task) -> None:
+    """Check what the advantage estimator asks of the settings and the task, before loading a model."""
+    if choose_estimator(None, args, task).needs_groups:
+        check_restarts(task, args.seed)
+
+
 def report_rounding(args: GTRConfig) -> None:
     """Log it if the run is longer than requested, since it has only whole updates."""
     update = args.num_envs * args.rollout_steps
-    if args.total_env_steps % update and PartialState().is_main_process:
+    fixed = args.group_size == 1  # a group's episodes are as long as they are
+    if fixed and args.total_env_steps % update and PartialState().is_main_process:
         logger.warning(
             "total_env_steps = %d is rounded up to %d: %d updates of num_envs × rollout_steps = %d × %d steps.",
             args.total_env_steps,

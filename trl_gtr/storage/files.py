@@ -1,4 +1,4 @@
-"""Helpers for writing a run's files: atomic writes, and a pattern for lone surrogates, which no file can hold."""
+"""Helpers for writing a run's files: atomic writes, links, and a pattern for lone surrogates, which no file holds."""
 
 from __future__ import annotations
 
@@ -53,3 +53,11 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """A hard link, which takes no space, or a copy where the file system has none."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import plain_data
+from .files import link_or_copy
 
 _READ_ERRORS = (OSError, EOFError, ValueError, RuntimeError, zlib.error, pickle.UnpicklingError)
 
@@ -48,7 +49,19 @@ def _parse_tensors(path: Path) -> Any:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
+def _write_links(path: Path, state: Any) -> None:
+    path.mkdir()
+    for name, file in state.items():
+        link_or_copy(file, path / name)
+
+
+def _parse_links(path: Path) -> Any:
+    return {file.name: file for file in sorted(path.iterdir())}
+
+
 PLAIN = StateFormat(".json.gz", _write_plain, _parse_plain)
 """Anything `plain_data` can encode."""
 TENSORS = StateFormat(".pt", _write_tensors, _parse_tensors)
 """Dictionaries and lists of tensors and numbers."""
+LINKED_FILES = StateFormat("", _write_links, _parse_links)
+"""A folder of files that exist already and never change: file names → paths."""

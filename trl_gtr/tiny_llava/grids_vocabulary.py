@@ -19,7 +19,7 @@ def pieces() -> list[str]:
     for thoughts in (True, False):
         task = make_task("frozen_lake", thoughts=thoughts)
         found |= dict.fromkeys([task.prompt(None, {}), *response_parts(task), *task.legal_actions({})])
-    found |= dict.fromkeys(write_position(square) for square in product(range(1, SIZE + 1), repeat=2))
+    found |= dict.fromkeys(write_position(square) for square in product(range(1, SIZE + 1), range(1, SIZE + 1)))
     return [piece for piece in found if len(piece) > 1]
 
 

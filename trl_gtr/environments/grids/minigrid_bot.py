@@ -162,7 +162,7 @@ class _Bot(BabyAIBot):
 
     def _process_instr(self, instr: Any) -> None:
         if isinstance(instr, _Reach):
-            self.stack += [_StepForward(self), GoNextToSubgoal(self, instr.goal)]
+            self.stack.extend([_StepForward(self), GoNextToSubgoal(self, instr.goal)])
         else:
             super()._process_instr(instr)
 
