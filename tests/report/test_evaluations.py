@@ -79,4 +79,7 @@ def test_a_merged_teachers_evaluations_are_told_from_the_policys(tmp_path, prefi
     assert list(points(taught)) == [prefix.removesuffix("_")]
     chart = charts(CURVES[:1], {"turbo": [taught]})[0]
     assert [line["name"] for line in chart.data["lines"]] == titles
-    assert [(row["name"], row["after"]) for row in table({"turbo": [taught]})] == [(rows[0], ["25%"]), (rows[1], ["50%"])]
+    assert [(row["name"], row["after"]) for row in table({"turbo": [taught]})] == [
+        (rows[0], ["25%"]),
+        (rows[1], ["50%"]),
+    ]

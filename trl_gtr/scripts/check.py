@@ -25,7 +25,7 @@ from .usage import one_line_errors
 
 @dataclass
 class Arguments(TaskArguments):
-    task: str = field(default="", metadata={"help": "The task to check; without one, this machine is checked."})
+    task: str = field(default="", metadata={"help": "The task; without one, this machine is checked."})
     episodes: int = field(default=8, metadata={"help": "Episodes for random play, and as many for the expert."})
     seed: int = field(default=0, metadata={"help": "Seed for the deals."})
 
