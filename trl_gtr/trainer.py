@@ -33,7 +33,7 @@ from .guides.base import Guide, GuidedRun
 from .guides.corrected import choose_guide
 from .guides.sft_data import corrections_dataset
 from .learning.advantages import AdvantageEstimator, choose_estimator
-from .learning.experience import Experience, ExperienceMaker, Scorer
+from .learning.experience import Experience, ExperienceMaker, Scorer, check_shaping
 from .learning.losses import choose_objective
 from .learning.update import Updater
 from .policy.adapters import check_start, ensure_named_base
@@ -101,6 +101,7 @@ class GTRTrainer(PPOBridge):
         self.guide.check(task)
         self.corrector = self.guide.corrector
         self.estimator = choose_estimator(advantage_estimator, args, task)
+        check_shaping(self.guide, self.estimator)
         if args.eval_strategy != "no":
             count_episodes(self.eval_task, args.eval_episodes)  # raises now, not after the first update
         check_start(model, peft_config, with_reference=args.kl_coef > 0)
@@ -117,7 +118,7 @@ class GTRTrainer(PPOBridge):
         super().__init__(args, model, value_head, processing_class, **given)
         self.processes = Processes(self.accelerator, args.ddp_timeout)
         self.processes.share_weights(self.trained)
-        self.hopeless = HopelessRunCallback(args, task, self.trained.policy)
+        self.hopeless = HopelessRunCallback(args, task, self.trained.policy, not self.guide.teaches_alone)
         shows = not args.disable_tqdm and self.is_world_process_zero()
         self.progress = BarProgress() if shows else Progress()
         self._add_callbacks()
@@ -137,7 +138,14 @@ class GTRTrainer(PPOBridge):
         self._last_loss = math.nan
         self.checkpointer = self._make_checkpointer()
         save = None if args.save_strategy == "no" else lambda: self._save_checkpoint(self.model, trial=None)
-        self.stopper = RunStopper(self.processes, self.checkpointer, self.collector, save=save, end=self._end)
+        self.stopper = RunStopper(
+            self.processes,
+            self.checkpointer,
+            self.collector,
+            save=save,
+            end=self._end,
+            needs_corrector=not self.guide.teaches_alone,
+        )
 
     def _make_checkpointer(self) -> RunCheckpointer:
         """A checkpointer for all state that `Trainer` doesn't save itself."""
@@ -218,7 +226,8 @@ class GTRTrainer(PPOBridge):
         self.model.train()
         self.engine.sync(self.trained.policy)
         self.control = self.callback_handler.on_train_begin(args, self.state, self.control)
-        if self.processes.sum(self.corrector is not None and self.corrector.exhausted):
+        exhausted = self.processes.sum(self.corrector is not None and self.corrector.exhausted)
+        if exhausted and self.stopper.needs_corrector:
             logger.warning("The corrector's budget is spent, so the run stops here. Raise its limits to continue.")
             self.control.should_training_stop = True
 

@@ -90,6 +90,15 @@ def test_a_guide_continues_from_its_state(policy, tmp_path):
     assert drawn == expected
 
 
+def test_the_state_of_another_guide_is_left_aside_with_a_warning(policy, tmp_path, caplog):
+    guide = attached(CorrectedThoughts(ExpertCorrector()), policy, tmp_path)
+    guide.load_state_dict({})
+    assert not caplog.records
+    guide.load_state_dict({"updates": 3, "buffer": {}})  # a merged teacher's
+    assert "the corrector's labels start from scratch" in caplog.text
+    assert len(guide.buffer) == 0
+
+
 def test_a_guide_without_a_run_says_so(policy):
     with pytest.raises(RuntimeError, match="GTRTrainer"):
         CorrectedThoughts(ExpertCorrector()).labels(judged(RED), update=0, means=Means())

@@ -1,5 +1,6 @@
 """GTR-Turbo on the toy world: what the teacher is, what it teaches, and what a checkpoint keeps of it."""
 
+import copy
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
@@ -7,13 +8,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
+from torch import nn
 from toy import ColourTask, quiet_config
 
 from trl_gtr.correctors import ExpertCorrector
-from trl_gtr.correctors.base import failed
+from trl_gtr.correctors.base import BudgetExhausted, failed
 from trl_gtr.distributed.means import Means
-from trl_gtr.guides.merged_teacher import MAX_KL, MergedTeacher, thought_kl
+from trl_gtr.guides.merged_teacher import MAX_KL, MergedTeacher, check_disk, thought_kl
+from trl_gtr.guides.teacher_model import check_mergeable
 from trl_gtr.learning.losses import policy_loss
 from trl_gtr.policy.loading import load_policy
 from trl_gtr.policy.network import PolicyWithValue
@@ -188,6 +191,22 @@ def test_the_corrector_goes_first_and_the_teacher_fills_in(make_trainer):
     assert guide.metrics()["corrector/failed_timeout"] == len(silent)
 
 
+def test_the_run_goes_on_without_the_corrector(make_trainer, caplog):
+    class Spent(ExpertCorrector):
+        exhausted = True
+
+        def correct(self, requests):
+            raise BudgetExhausted("the budget is spent")
+
+    trainer = make_trainer(MergedTeacher("sft", corrector=Spent()), total_env_steps=24)
+    trainer.train()
+    assert trainer.state.global_step == 3
+    assert trainer.state.log_history[-1]["corrector/failed"] == 1
+    assert len(trainer.guide.buffer) > 0
+    (warning,) = [record.getMessage() for record in caplog.records if "budget" in record.getMessage()]
+    assert warning == "Update 1: the budget is spent. The run goes on with its other teacher alone."
+
+
 # --- KL --------------------------------------------------------------------------------------------------------------
 
 
@@ -328,6 +347,14 @@ def test_a_variant_without_its_loss_is_refused(make_trainer):
         make_trainer(MergedTeacher("kl"), ppo_coef=0.0)
 
 
+def test_a_group_method_refuses_the_kl_before_anything_is_loaded(tmp_path):
+    settings = {"advantage_estimator": "grpo", "group_size": 2, "rollout_steps": 3, "format_reward": 0.0}
+    settings["value_head_sizes"] = [1024, 512]  # the default: a group method takes no other
+    args = quiet_config(tmp_path, **settings)
+    with pytest.raises(ValueError, match="relative to the group: the term would not be centred"):
+        GTRTrainer("no/such-model", args, ColourTask(length=3), guide=MergedTeacher("kl"))
+
+
 @pytest.mark.parametrize("lora", [False, True])
 def test_a_full_disk_is_told_before_training_with_the_figure(make_trainer, monkeypatch, lora):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1000))
@@ -335,6 +362,17 @@ def test_a_full_disk_is_told_before_training_with_the_figure(make_trainer, monke
         ValueError, match=r"needs (0\.0|2\.05e-)\d+ GB in .*teacher for this run, but only 1e-06 GB are free"
     ):
         make_trainer(lora=lora)
+
+
+def test_files_that_are_there_already_need_no_space(make_trainer, monkeypatch):
+    trainer = make_trainer(lora=True)
+    past = trainer.guide._run.past
+    needed = past.bytes_needed(5, checkpoints=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=needed - 1))
+    with pytest.raises(ValueError, match="are free"):
+        check_disk(past, trainer.args, merge_every=1)
+    past.add()
+    check_disk(past, trainer.args, merge_every=1)
 
 
 def test_a_quantized_base_is_refused(toy_checkpoint, tmp_path):
@@ -352,6 +390,16 @@ def test_adapters_that_are_more_than_a_product_are_refused(toy_checkpoint, tmp_p
     lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj", "fc1"], **option)
     with pytest.raises(ValueError, match="needs an adapter that is plain LoRA on linear layers"):
         GTRTrainer(toy_checkpoint, quiet_config(tmp_path), ColourTask(), guide=MergedTeacher(), peft_config=lora)
+
+
+def test_an_adapter_on_tied_embeddings_is_refused(toy_checkpoint):
+    model, _ = load_policy(toy_checkpoint)
+    lora = LoraConfig(r=2, target_modules=["lm_head", "q_proj"])
+    model.lm_head.weight = nn.Parameter(model.get_input_embeddings().weight.detach().clone())
+    check_mergeable(get_peft_model(copy.deepcopy(model), lora))
+    model.lm_head.weight = model.get_input_embeddings().weight
+    with pytest.raises(ValueError, match=r"tied weight \(\S*lm_head\)"):
+        check_mergeable(get_peft_model(model, lora))
 
 
 def test_a_teacher_belongs_to_a_run():

@@ -72,6 +72,14 @@ def test_each_sign_warns_once_and_stops_with_the_second(
     assert len(caplog.records) == 1
 
 
+def test_a_corrector_that_is_not_needed_may_fail(caplog: pytest.LogCaptureFixture) -> None:
+    callback = make()
+    callback.needs_corrector = False
+    log(callback, *[GOOD | {"corrector/failed": 1.0}] * 3)
+    assert not callback.why_stop
+    assert not caplog.records
+
+
 def test_warn_never_stops(caplog: pytest.LogCaptureFixture) -> None:
     callback = make(on_hopeless="warn")
     log(callback, *[GOOD | {"response/valid": 0.0}] * 3)

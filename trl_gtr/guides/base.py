@@ -50,6 +50,10 @@ class Guide(Contract):
 
     corrector: Corrector | None = None
     """Judges every parsable thought while the rollout is collected; `None` for no corrections."""
+    teaches_alone: bool = False
+    """Teaches without its corrector too: a run goes on if that fails or has spent its budget."""
+    shapes_advantages: bool = False
+    """[`shaping`] gives single steps a term. Methods that compare whole episodes in groups refuse it."""
     buffer: CorrectionBuffer | None = None
     """The labels so far, from which updates draw cloning samples; `None` if the guide provides none."""
     engine: Engine | None = None

@@ -72,8 +72,10 @@ class CorrectedThoughts(Guide):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if not state:
-            return  # saved by a run without corrections (`allow_changed_config`)
+        if "corrector" not in state:  # saved by a run with another guide (`allow_changed_config`)
+            if state:
+                logger.warning("The checkpoint's guide was another: the corrector's labels start from scratch.")
+            return
         if self.buffer is not None:
             self.buffer.load_state_dict(state["buffer"])
         self.failures = Counter(state["failures"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import shutil
 import time
@@ -26,6 +27,8 @@ from .buffer import CorrectionBuffer
 from .corrected import CorrectedThoughts
 from .merging import FOLDER, LoraWeight, Merge, MergeRule, Past, RunningSums, Snapshots, Weighting
 from .teacher_model import make_teacher
+
+logger = logging.getLogger(__name__)
 
 Variant = Literal["sft", "kl"]
 MAX_KL = 10.0
@@ -52,6 +55,8 @@ class MergedTeacher(Guide):
         corrector: Its labels are cloned where it answers; the teacher teaches the rest. `"kl"` applies to all steps.
     """
 
+    teaches_alone = True
+
     def __init__(
         self,
         variant: Variant = "sft",
@@ -77,6 +82,7 @@ class MergedTeacher(Guide):
                 "`kl_beta` and `top_k` must be at least 0 and `temperature` above 0, got "
                 f"{kl_beta}, {top_k} and {temperature}."
             )
+        self.shapes_advantages = variant == "kl"
         self.variant, self.rule = variant, MergeRule(merge, weighting, ties_density, ema_alpha)
         self.merge_every, self.kl_beta, self.tries = merge_every, kl_beta, tries
         self.temperature, self.top_k = temperature, top_k
@@ -240,7 +246,9 @@ class MergedTeacher(Guide):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if "updates" not in state:
-            return  # saved by a run with another guide (`allow_changed_config`)
+            if state:  # saved by a run with another guide (`allow_changed_config`)
+                logger.warning("The checkpoint's guide was another: the teacher starts with the policy as it is now.")
+            return
         self._updates = state["updates"]
         if self.corrected is not None:
             self.corrected.load_state_dict(state.get("corrected", {}))
@@ -292,7 +300,7 @@ def check_disk(past: Past, args: GTRConfig, merge_every: int) -> None:
     policies = 1 + args.num_updates // merge_every
     needed = past.bytes_needed(policies, _kept_checkpoints(args))
     existing = next(folder for folder in (past.folder.absolute(), *past.folder.absolute().parents) if folder.exists())
-    free = shutil.disk_usage(existing).free
+    free = shutil.disk_usage(existing).free + past.bytes_held()  # replaced, or part of what a resumed run needs
     if needed > free:
         raise ValueError(
             f"The merged teacher needs {needed / 1e9:.3g} GB in {past.folder} for this run, but only "

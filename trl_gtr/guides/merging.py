@@ -239,6 +239,10 @@ class Past(ABC):
         """All files, by name."""
         return {path.name: path for path in sorted(self.folder.glob("*.safetensors"))} if self.count else {}
 
+    def bytes_held(self) -> int:
+        """Disk space of all files in the folder, of this run or an earlier one."""
+        return sum(path.stat().st_size for path in self.folder.glob("*.safetensors"))
+
     def restore(self, files: Mapping[str, Path]) -> None:
         """Continue with the files of a checkpoint; those of later updates are removed."""
         self.clear()

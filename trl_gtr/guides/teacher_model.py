@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -79,6 +80,13 @@ def check_mergeable(model: Any) -> None:
     layers, adapter = _lora_layers(model), model.active_adapter
     known = {id(each[adapter].weight) for layer in layers.values() for each in (layer.lora_A, layer.lora_B)}
     other = [name for name, weight in model.named_parameters() if weight.requires_grad and id(weight) not in known]
+    uses = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
+    tied = [name for name, layer in layers.items() if uses[id(layer.get_base_layer().weight)] > 1]
+    if tied:
+        raise ValueError(
+            f"A merged teacher can't have an adapter on a tied weight ({', '.join(tied)}): merged into it, it would "
+            "change the other layer too. Leave it out of `target_modules`."
+        )
     if other:
         more = f" and {len(other) - _MAX_LISTED} more" if len(other) > _MAX_LISTED else ""
         raise ValueError(

@@ -191,6 +191,16 @@ def bootstrap_values(rollout: Rollout, own: Tensor, value: Callable[[Sequence[An
     return Values(own, final, following[len(cut) :])
 
 
+def check_shaping(guide: Guide, estimator: AdvantageEstimator) -> None:
+    """Raise a `ValueError` if the guide shapes advantages that are relative to a group."""
+    if guide.shapes_advantages and estimator.needs_groups:
+        raise ValueError(
+            "This guide (turbo_kl, or one of your own) adds a term to single steps' advantages, but a group method's "
+            "are relative to the group: the term would not be centred, and groups with equal returns would lose it. "
+            "Use advantage_estimator='gae', or a guide that gives labels, such as turbo_sft."
+        )
+
+
 def add_shaping(advantages: Tensor, shaping: Tensor | None) -> Tensor:
     """The advantages with a guide's shaping, on their own device: that of the values, or the CPU without any."""
     return advantages if shaping is None else advantages + shaping.to(advantages.device)

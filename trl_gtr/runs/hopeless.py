@@ -36,10 +36,11 @@ class HopelessRunCallback(TrainerCallback, ExportableState):
         args: The settings.
         task: The task being trained on.
         model: The model being trained.
+        needs_corrector: Without corrections no thought is taught.
     """
 
-    def __init__(self, args: GTRConfig, task: Task, model: Any) -> None:
-        self.args, self.task, self.model = args, task, model
+    def __init__(self, args: GTRConfig, task: Task, model: Any, needs_corrector: bool = True) -> None:
+        self.args, self.task, self.model, self.needs_corrector = args, task, model, needs_corrector
         self.signs: list[str] = []
         """What is wrong with the last update, with likely cause and remedy."""
         self.bad_logs = 0
@@ -128,7 +129,7 @@ class HopelessRunCallback(TrainerCallback, ExportableState):
 
     def _corrector_signs(self, logs: Mapping[str, float]) -> Iterator[str]:
         failed = logs.get("corrector/failed", 0.0)
-        if failed > ALMOST_ALL and not self._budget_spent:
+        if failed > ALMOST_ALL and self.needs_corrector and not self._budget_spent:
             reason = f", most often with: {self._failure}" if self._failure else ""
             yield f"{failed:.0%} of the corrections failed{reason}. Without corrections no thought is taught."
 

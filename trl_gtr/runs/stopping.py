@@ -39,6 +39,7 @@ class RunStopper:
         collector: Rewound to the start of an abandoned rollout.
         save: Writes a checkpoint; `None` if saving is off.
         end: Called before an exception ends the run, so callbacks can close their files.
+        needs_corrector: Without corrections no thought is taught, so a spent budget ends the run.
     """
 
     def __init__(
@@ -49,9 +50,11 @@ class RunStopper:
         *,
         save: Callable[[], None] | None,
         end: Callable[[], None],
+        needs_corrector: bool = True,
     ) -> None:
         self.processes, self.checkpointer, self.collector = processes, checkpointer, collector
-        self._save, self._end = save, end
+        self._save, self._end, self.needs_corrector = save, end, needs_corrector
+        self._told_of_spent_budget = False
 
     def snapshot(self, step: int) -> Snapshot | None:
         """Take a snapshot before a rollout, in case this state has to be saved later."""
@@ -90,14 +93,20 @@ class RunStopper:
     def stop_if_spent(self, step: int, reason: str | None) -> bool:
         """After an update: save and return `True` if any process's corrector has spent its budget.
 
+        If the run can do without one, only say so, once.
+
         Args:
             step: Updates so far.
             reason: Why this process can't go on; `None` if it can.
         """
         found = next((each for each in self.processes.gather(reason) if each), None)
-        if found is not None:
+        if found is not None and self.needs_corrector:
             self._save_and_log(step, found)
-        return found is not None
+        elif found is not None and not self._told_of_spent_budget:
+            self._told_of_spent_budget = True
+            if self.processes.rank == 0:
+                logger.warning("Update %d: %s. The run goes on with its other teacher alone.", step, found)
+        return found is not None and self.needs_corrector
 
     def raise_if_diverged(self, step: int, updater: Updater) -> None:
         """After an update: save and raise if too many optimizer steps in a row were skipped."""

@@ -27,6 +27,7 @@ from ..evaluation.reports import EvaluationReport, read_evaluations, write_evalu
 from ..evaluation.tables import report_table
 from ..guides.arguments import GuideArguments, make_guide
 from ..learning.advantages import choose_estimator
+from ..learning.experience import check_shaping
 from ..policy.loading import load_policy, lora_target_modules
 from ..report import write_report
 from ..responses.safe_text import printable
@@ -92,6 +93,7 @@ def train(argv: Sequence[str] | None = None, *, task: str | None = None) -> dict
         check_method(args, played)
         check_output_dir(args, played)
         guide = make_guide(guide_args, corrector_args, args)
+        check_shaping(guide, choose_estimator(None, args, played))
         model, processor, peft_config = load_model(model_args, args.model_init_kwargs)
         trainer = GTRTrainer(
             model=model,
