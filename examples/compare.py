@@ -68,7 +68,8 @@ def main() -> None:
     if find_spec("matplotlib") is None:  # fail early, not after all runs
         parser.error('the figure needs matplotlib: pip install "trl-gtr[report]"')
     study = yaml.safe_load((STUDIES / f"{args.study}.yaml").read_text())
-    several, tasks = "tasks" in study, study.get("tasks") or {study["options"].pop("task"): {}}
+    several = "tasks" in study or len(args.tasks or []) > 1
+    tasks = study.get("tasks") or {study["options"].pop("task"): {}}
     arms, output = args.arms or list(study["arms"]), args.output or Path("runs/compare", args.study)
     if unknown := set(arms) - set(study["arms"]):
         parser.error(f"{args.study} has no arm {', '.join(unknown)}; it has {', '.join(study['arms'])}")

@@ -184,6 +184,33 @@ def test_compare(tmp_path: Path) -> None:
     assert (tmp_path / "study" / "compare.png").stat().st_size > 1000
 
 
+@pytest.mark.parametrize(
+    ("options", "folders"),
+    [
+        (["--study", "turbo"], ["points24/ppo", "ezpoints/ppo", "number_line/ppo"]),
+        (["--study", "turbo", "--tasks", "ezpoints"], ["ezpoints/ppo"]),
+        (["--study", "points24", "--tasks", "points24", "ezpoints"], ["points24/ppo", "ezpoints/ppo"]),
+        (["--study", "points24", "--task", "ezpoints"], ["ppo"]),
+    ],
+)
+def test_runs_on_several_tasks_have_folders_of_their_own(
+    options: list[str], folders: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare, started = example("compare"), []
+
+    def run_nothing(folder: Path, settings: dict[str, Any], options: list[str]) -> list[dict[str, Any]]:
+        started.append((str(folder.relative_to(tmp_path).parent), settings["task"]))
+        return [{"episode/success": 0.5, "env_steps": 8}]
+
+    monkeypatch.setattr(compare, "run", run_nothing)
+    monkeypatch.setattr(compare, "draw_curves", lambda *args: None)
+    words = ["compare.py", *options, "--arms", "ppo", "--seeds", "0", "--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", words)
+    compare.main()
+    assert [folder for folder, _ in started] == folders
+    assert all(folder.removesuffix("ppo") in ("", f"{task}/") for folder, task in started)
+
+
 def test_demo(tmp_path: Path) -> None:
     shown = run(PYTHON, "demo.py", "--episodes", "4", cwd=tmp_path)
     assert "blackjack" in shown

@@ -65,6 +65,18 @@ def test_arms_with_a_teacher_have_columns_that_others_leave_empty() -> None:
     assert ppo.startswith("| ppo | 1 | 0.25 → 0.400 |  | 0.50 → 0.750 |")
 
 
+def test_a_teacher_stays_apart_in_a_study_of_several_tasks() -> None:
+    log = [{"start_pool_success": 0.1, "start_pool_teacher_success": 0.2, "start_pool_teacher_true_thoughts": 0.3}]
+    log.append({"end_pool_success": 0.4, "end_pool_teacher_success": 0.5, "end_pool_teacher_true_thoughts": 0.6})
+    row = summary({"arm": "turbo_kl", "seed": 0, "task": "points24", "log": log})
+    assert (row["start success"], row["end success"]) == (0.1, 0.4)
+    assert (row["start teacher success"], row["end teacher success"]) == (0.2, 0.5)
+    assert row["end teacher true thoughts"] == 0.6
+    log[-1]["end_unseen_success"] = 0.7  # a second evaluation has a column of its own
+    row = summary({"arm": "turbo_kl", "seed": 0, "task": "points24", "log": log})
+    assert (row["end pool success"], row["end unseen success"]) == (0.4, 0.7)
+
+
 def test_table_and_figure(tmp_path) -> None:  # type: ignore[no-untyped-def]
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(comparison_table(RUNS, "a study"))

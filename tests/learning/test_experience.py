@@ -5,7 +5,7 @@ import pytest
 import torch
 from rollout_cases import IMAGE, PROMPT, rollout, transition
 
-from trl_gtr.learning.experience import bootstrap_values, in_batches, score_in_batches
+from trl_gtr.learning.experience import add_shaping, bootstrap_values, in_batches, score_in_batches
 from trl_gtr.policy.scores import Scores
 
 LENGTHS = [3, 1, 2, 3, 1]
@@ -73,3 +73,10 @@ def test_without_a_cut_only_the_last_observations_are_valued() -> None:
     assert played.last_images[0] is IMAGE
     assert values.final.tolist() == [0.0, 0.0]
     assert values.last.tolist() == [5.0]
+
+
+def test_shaping_may_lie_on_another_device_than_advantages() -> None:
+    """Values lie with the network, returns of groups on the CPU; "meta" stands in for a GPU."""
+    assert add_shaping(torch.zeros(2, device="meta"), torch.ones(2)).device.type == "meta"
+    assert add_shaping(torch.zeros(2), torch.ones(2)).tolist() == [1.0, 1.0]
+    assert add_shaping(torch.zeros(2), None).tolist() == [0.0, 0.0]

@@ -274,12 +274,12 @@ def test_thought_tokens_are_weighed_in_the_mean():
     assert losses.tolist() == pytest.approx([-(0.5 * 1.1 + 0.5 * 0.9 + 1.0) / 2])
 
 
-def test_a_response_without_weight_has_no_loss():
-    new = torch.zeros(1, 2, requires_grad=True)
-    losses, _ = token_loss(new, torch.zeros(1, 2), [2], [2], [1.0], thought_coef=0.0)  # no action, λ = 0
+def test_a_response_without_an_action_is_learned_from_without_thought_weight():
+    new = torch.zeros(2, 2, requires_grad=True)
+    losses, _ = token_loss(new, torch.zeros(2, 2), [2, 2], [2, 1], [1.0, 1.0], thought_coef=0.0)  # λ = 0
     losses.sum().backward()
-    assert losses.tolist() == [0.0]
-    assert new.grad.tolist() == [[0.0, 0.0]]
+    assert losses.tolist() == [-1.0, -1.0]
+    assert new.grad.tolist() == [[-0.5, -0.5], [0.0, -1.0]]  # the first has no action: all its tokens count
 
 
 def test_padding_plays_no_part_however_wide():

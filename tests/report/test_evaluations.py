@@ -64,3 +64,19 @@ def test_evaluations_are_points_on_the_curves(tmp_path):
 def test_no_chart_speaks_of_deals(tmp_path):
     words = [word for panel in CURVES for word in (*panel.metrics.values(), panel.note)]
     assert not [word for word in words if "deal" in word]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "titles", "rows"),
+    [
+        ("", ["evaluated", "merged teacher"], ["", "all, merged teacher"]),
+        ("pool_", ["evaluated on pool", "merged teacher on pool"], ["pool", "pool, merged teacher"]),
+    ],
+)
+def test_a_merged_teachers_evaluations_are_told_from_the_policys(tmp_path, prefix, titles, rows):
+    log = [{"step": 2, f"end_{prefix}success": 0.25, f"end_{prefix}teacher_success": 0.5}]
+    taught = run(tmp_path, *log)
+    assert list(points(taught)) == [prefix.removesuffix("_")]
+    chart = charts(CURVES[:1], {"turbo": [taught]})[0]
+    assert [line["name"] for line in chart.data["lines"]] == titles
+    assert [(row["name"], row["after"]) for row in table({"turbo": [taught]})] == [(rows[0], ["25%"]), (rows[1], ["50%"])]

@@ -140,6 +140,13 @@ def test_a_guide_without_a_corrector_is_told(tmp_path):
     assert "- guide: GTR-Turbo (kl)\n- corrector: none\n" in text
 
 
+def test_a_teachers_evaluation_is_not_the_agents(tmp_path):
+    log = [{"step": 1, "end_pool_success": 0.25, "end_pool_teacher_success": 0.75, "end_teacher_true_thoughts": 0.5}]
+    card = model_card(agent(tmp_path, log=log))
+    assert [(result.dataset_split, result.metric_value) for result in card.data.eval_results] == [("pool", 0.25)]
+    assert "75%" not in card.text
+
+
 def test_the_corrector_and_its_cost_are_told(tmp_path):
     log = [
         {"step": 1, "corrector/corrected": 0.5, "corrector/calls": 10.0, "corrector/usd_spent": 0.1},

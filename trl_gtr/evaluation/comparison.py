@@ -43,6 +43,9 @@ COST: Mapping[str, tuple[str, Callable[[np.ndarray], float]]] = {
 }
 """Table columns for what a run costs: their names, and how an update's values become one."""
 
+MEASURES = ("teacher_true_thoughts", "teacher_success", "true_thoughts", "success")
+"""What evaluations measure, of the policy and of a merged teacher; the longer names first."""
+
 GUIDED = "_guided"
 """Suffix of the arm that adds guidance to another: drawn in its colour, dashed."""
 
@@ -57,11 +60,10 @@ def curve(run: Run, name: str) -> np.ndarray:
 def summary(run: Run) -> dict[str, float]:
     """A run in numbers: evaluations before and after training, and metrics sampled at the end of training."""
     evaluated = {name: value for entry in run["log"] for name, value in entry.items()}
-    row = {
-        _column(name, one_evaluation="task" in run): evaluated[name]
-        for name in sorted(evaluated, key=lambda name: (name.endswith("true_thoughts"), name))
-        if name.startswith(("start_", "end_")) and name.endswith(("_success", "_true_thoughts"))
-    }
+    found = [name for name in evaluated if name.startswith(("start_", "end_")) and name.endswith(MEASURES)]
+    names = sorted(found, key=lambda name: (name.endswith("true_thoughts"), name))
+    one_evaluation = "task" in run and len({_evaluation_set(name) for name in names}) == 1
+    row = {_column(name, one_evaluation): evaluated[name] for name in names}
     for name, words in SAMPLED.items():
         if len(values := curve(run, name)):
             row[words] = float(values[-LAST_UPDATES:].mean())
@@ -69,10 +71,21 @@ def summary(run: Run) -> dict[str, float]:
 
 
 def _column(name: str, one_evaluation: bool) -> str:
-    """`end_pool_success` → "end pool success", or "end success" if there is only one evaluation."""
+    """`end_pool_success` → "end pool success", or "end success" if there is only one evaluation.
+
+    That of a merged teacher stays apart: "end teacher success".
+    """
     when, _, rest = name.partition("_")
-    measure = next(each for each in ("true_thoughts", "success") if rest.endswith(each))
-    return f"{when} {measure if one_evaluation else rest}".replace("_", " ")
+    return f"{when} {_measure(name) if one_evaluation else rest}".replace("_", " ")
+
+
+def _measure(name: str) -> str:
+    return next(each for each in MEASURES if name.endswith(each))
+
+
+def _evaluation_set(name: str) -> str:
+    """`end_pool_success` → "pool"; empty if it has no name."""
+    return name.partition("_")[2].removesuffix(_measure(name))
 
 
 def costs(runs: Sequence[Run]) -> dict[str, str]:

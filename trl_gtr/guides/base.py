@@ -84,7 +84,7 @@ class Guide(Contract):
         return 0
 
     def shaping(self, rollout: Rollout, scores: Scores, means: Means) -> Tensor | None:
-        """A term to add to each step's advantage, (steps,), before normalisation; `None` for nothing.
+        """A term to add to each step's advantage, (steps,), on any device, before normalisation; `None` for nothing.
 
         Args:
             rollout: This process's rollout.

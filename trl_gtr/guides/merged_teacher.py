@@ -192,7 +192,7 @@ class MergedTeacher(Guide):
         kl = torch.where(valid, thought_kl(scores, teacher), MAX_KL)
         means.add("teacher/kl", kl[valid])
         scale = run.args.reward_scale or float(run.task.reward_scale)
-        return -self.kl_beta * scale * kl.cpu()
+        return -self.kl_beta * scale * kl
 
     # --- merging -----------------------------------------------------------------------------------------------------
 

@@ -191,6 +191,11 @@ def bootstrap_values(rollout: Rollout, own: Tensor, value: Callable[[Sequence[An
     return Values(own, final, following[len(cut) :])
 
 
+def add_shaping(advantages: Tensor, shaping: Tensor | None) -> Tensor:
+    """The advantages with a guide's shaping, on their own device: that of the values, or the CPU without any."""
+    return advantages if shaping is None else advantages + shaping.to(advantages.device)
+
+
 class ExperienceMaker:
     """Scores a rollout and estimates its advantages.
 
@@ -228,8 +233,7 @@ class ExperienceMaker:
         scores = self.scorer.score_all(steps)
         values = None if scores.value is None else self.scorer.values(rollout, scores.value)
         estimated = self.estimator(rollout, values)
-        shaping = self.guide.shaping(rollout, scores, means)
-        advantages = estimated.advantages if shaping is None else estimated.advantages + shaping
+        advantages = add_shaping(estimated.advantages, self.guide.shaping(rollout, scores, means))
         advantages = self.estimator.normalize(advantages, self.processes.gather).to(scores.logprob.device)
         if scores.entropy is not None:
             means.add("policy/entropy", scores.entropy)

@@ -66,7 +66,7 @@ class TokenRatio:
     """One ratio per token, each clipped on its own and with its step's advantage (GRPO, VL-DAC).
 
     A response's loss is the weighted mean over its tokens: weight 1 for action tokens, `thought_coef` for thought
-    tokens. A response of weight 0 has no loss.
+    tokens. In a response without an action every token has the same weight, also with λ = 0.
 
     Args:
         cliprange: See [`policy_loss`].
@@ -87,10 +87,12 @@ class TokenRatio:
         now, then = new.token_logprobs[new.mask], old.token_logprobs[old.mask]
         losses, stats = policy_loss(now, then, advantages[rows], *clip)
         is_thought = places < new.action_start[rows]
-        weights = torch.where(is_thought, self.thought_coef, 1.0).to(losses.dtype)
+        has_action = new.action_start < new.mask.sum(1)
+        thought_coef = torch.where(has_action, self.thought_coef, self.thought_coef or 1.0)  # as `weighted_logprob`
+        weights = torch.where(is_thought, thought_coef[rows], 1.0).to(losses.dtype)
         total = losses.new_zeros(len(new)).index_add(0, rows, weights * losses)
         weight = losses.new_zeros(len(new)).index_add(0, rows, weights)
-        return total / torch.where(weight > 0, weight, 1.0), stats
+        return total / torch.where(weight > 0, weight, 1.0), stats  # 0 without a token
 
 
 def choose_objective(args: GTRConfig) -> PolicyObjective:

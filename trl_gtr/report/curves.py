@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from ..runs.logged_evaluations import Point
-from .evaluations import points
+from .evaluations import titled_points
 from .runs import Run
 
 SERIES_COLOURS = 8
@@ -197,15 +197,14 @@ def _says_the_same(line: Line, lines: Sequence[Line]) -> bool:
 def evaluation_lines(measure: str, groups: Mapping[str, Sequence[Run]]) -> list[Line]:
     """Evaluations as points, with one marker per evaluation set (and one colour, if there is only one label). With
     several seeds: mean and range."""
-    evaluated = {label: [points(run, measure) for run in runs] for label, runs in groups.items()}
-    names = list(dict.fromkeys(name for runs in evaluated.values() for run in runs for name in run))
+    evaluated = {label: [titled_points(run, measure) for run in runs] for label, runs in groups.items()}
+    titles = list(dict.fromkeys(title for runs in evaluated.values() for run in runs for title in run))
     lines = []
     for colour, (label, runs) in enumerate(evaluated.items()):
-        for i, (marker, name) in enumerate(zip(MARKERS, names, strict=False)):
-            found = [point for run in runs for point in run.get(name, [])]
+        for i, (marker, title) in enumerate(zip(MARKERS, titles, strict=False)):
+            found = [point for run in runs for point in run.get(title, [])]
             if not found:
                 continue
-            title = f"evaluated on {name}" if name else "evaluated"
             if len(groups) > 1:
                 lines.append(_points(f"{label}: {title}", colour, marker, found))
             else:

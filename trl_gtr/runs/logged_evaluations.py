@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Moment = Literal["before", "between", "after"]
-_METRIC = re.compile(r"(start|end|eval)(?:_(\w+?))?_(success|return|true_thoughts)")
+Player = Literal["policy", "teacher"]
+"""Who was evaluated: the policy, or a merged teacher along with it."""
+_MEASURE = "(success|return|true_thoughts)"
+_METRIC = {
+    "policy": re.compile(rf"(start|end|eval)(?:_(\w+?))?(?<!_teacher)_{_MEASURE}"),
+    "teacher": re.compile(rf"(start|end|eval)(?:_(\w+?))?_teacher_{_MEASURE}"),
+}
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class Point:
 
 
 def evaluation_points(
-    log: Iterable[Mapping[str, Any]], measure: str = "success", *, is_over: bool
+    log: Iterable[Mapping[str, Any]], measure: str = "success", *, is_over: bool, of: Player = "policy"
 ) -> dict[str, list[Point]]:
     """A log's evaluations in order, grouped by evaluation set ("" if unnamed).
 
@@ -37,13 +43,14 @@ def evaluation_points(
         log: Entries with `step`, the update.
         measure: `success`, `return` or `true_thoughts`.
         is_over: Training has ended, so any evaluation after the last update is of the trained policy.
+        of: Whose.
     """
     entries = list(log)
     last_update = max((entry["step"] for entry in entries), default=0)
     found: dict[str, list[Point]] = {}
     for entry in entries:
         for metric, value in entry.items():
-            match = _METRIC.fullmatch(metric)
+            match = _METRIC[of].fullmatch(metric)
             if match is None or match[3] != measure or not math.isfinite(value):
                 continue
             low, high = (entry.get(f"{metric}_{end}", value) for end in ("low", "high"))
