@@ -58,7 +58,6 @@ def test_a_resumed_run_adds_up_its_time(log, tmp_path):
 
 CRASH = """
 import sys
-from pathlib import Path
 from test_run_log import ABOUT, begin
 from pathlib import Path
 from toy import quiet_config
