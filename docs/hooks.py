@@ -1,4 +1,4 @@
-"""Called by mkdocs while it builds the site: puts the notebook on its page, and mends code in tables."""
+"""Called by mkdocs while it builds the site: puts the notebook on its page, and fixes code in tables."""
 
 import base64
 import json

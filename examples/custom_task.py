@@ -51,10 +51,10 @@ class LampTask(Task):
 
 if __name__ == "__main__":
     with launch.one_line_errors():
-        script, args, models, *_ = launch.parse(Path(__file__).parent / "configs/custom_task.yaml", description=__doc__)
+        run, args, models, *_ = launch.parse(Path(__file__).parent / "configs/custom_task.yaml", description=__doc__)
         launch.check_output_dir(args, task := LampTask())
         model, processor, _ = launch.load_model(models, args.model_init_kwargs)
     data = prompt_and_completion(make_sft_dataset(task, 64, seed=args.seed))  # the model must know the words first
     sft = SFTConfig(args.output_dir, max_steps=48, learning_rate=1e-3, use_cpu=True, bf16=False, save_strategy="no")
     SFTTrainer(model, sft, train_dataset=data, processing_class=processor).train()
-    launch.train_and_report(GTRTrainer(model, args, task, ExpertCorrector(), processor), {"lamp": task}, script.report)
+    launch.train_and_report(GTRTrainer(model, args, task, ExpertCorrector(), processor), {"lamp": task}, run.report)

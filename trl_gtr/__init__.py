@@ -30,6 +30,7 @@ _EXPORTS = {
     "GuideArguments": "guides.arguments",
     "MergedTeacher": "guides.merged_teacher",
     "ThoughtCollapseCallback": "runs.callbacks",
+    "HopelessRun": "runs.stopping",
     "Engine": "engines.base",
     "TransformersEngine": "engines.transformers",
     "RolloutCollector": "rollouts.collector",
@@ -110,6 +111,7 @@ if TYPE_CHECKING:  # "X as X" is how a typed package says that X is public
     from .responses.format import Field as Field, ThoughtFormat as ThoughtFormat
     from .rollouts.collector import RolloutCollector as RolloutCollector
     from .runs.callbacks import ThoughtCollapseCallback as ThoughtCollapseCallback
+    from .runs.stopping import HopelessRun as HopelessRun
     from .scripts.launch import train as train
     from .tasks import Rubric as Rubric, Task as Task, Tool as Tool, make_task as make_task
     from .tasks.gym import GymTask as GymTask

@@ -17,7 +17,7 @@ from transformers.utils import is_torch_bf16_gpu_available
 from .distributed.field_rules import INHERITED, FieldMetadata, Rule, suggest_fields
 from .distributed.ppo_base import PPOConfig
 from .distributed.presets import PRESETS
-from .distributed.sizes import Sizes, require
+from .distributed.sizes import Sizes, episode_count, require
 from .storage.plain_data import json_options
 
 logger = logging.getLogger(__name__)
@@ -32,18 +32,6 @@ def _field(
     """A field with its help and rule. Fields that affect learning must be the same in a resumed run."""
     metadata = FieldMetadata(help=help, rule=Rule(resume, **rule))
     return field(default=default, default_factory=default_factory, metadata=metadata)
-
-
-def episode_count(given: int | str | None, name: str) -> int | Literal["all"]:
-    """A number of episodes, or "all"; both may be strings from the command line."""
-    if given == "all":
-        return "all"
-    try:
-        count = int(given or 0)
-    except ValueError:
-        raise ValueError(f"{name} must be a number or 'all', got {given!r}.") from None
-    require(count >= 1, f"{name} must be at least 1, or 'all', got {given}.")
-    return count
 
 
 @suggest_fields

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import PreTrainedModel, Trainer, TrainerCallback
+from transformers import PreTrainedModel, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_utils import TrainOutput, set_seed
 
@@ -295,9 +295,7 @@ class GTRTrainer(PPOBridge):
                 self.checkpointer.manifest.write(folder)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        # TRL's PPO trainer first draws the model card, which is only needed here if it is pushed with the checkpoint.
-        save = super()._save_checkpoint if self.args.push_to_hub else partial(Trainer._save_checkpoint, self)
-        self.checkpointer.save(self.state.global_step, partial(save, model, trial))
+        self.checkpointer.save(self.state.global_step, partial(super()._save_checkpoint, model, trial))
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self.checkpointer.writes_into)

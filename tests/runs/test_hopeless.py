@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,14 +37,16 @@ def make(model: Any = None, task: Any = None, **settings: Any) -> HopelessRunCal
     return HopelessRunCallback(SimpleNamespace(**defaults | settings), task or make_task("points24"), model or Model())
 
 
-def log(callback: HopelessRunCallback, *logs: dict[str, float], moves: bool = True) -> None:
-    state = TrainerState(is_world_process_zero=True)
+def log(callback: HopelessRunCallback, *logs: dict[str, float], moves: bool = True, updates: int = 100) -> None:
+    state = TrainerState(is_world_process_zero=True, max_steps=updates)
     callback.on_train_begin(None, state, TrainerControl())
     for update, entry in enumerate(logs, 1):
         state.global_step = update
         if moves:
             nn.init.normal_(callback.model.weight)
         callback.on_log(None, state, TrainerControl(), logs=entry)
+    if len(logs) == updates:
+        callback.on_train_end(None, state, TrainerControl())
 
 
 @pytest.mark.parametrize(
@@ -83,6 +86,25 @@ def test_warn_never_stops(caplog: pytest.LogCaptureFixture) -> None:
     assert not callback.why_stop
     assert len(caplog.records) == 1
     assert "stops" not in caplog.text
+
+
+@pytest.mark.parametrize("on_hopeless", ["stop", "warn"])
+def test_a_run_that_ends_hopeless_says_so(on_hopeless: str, caplog: pytest.LogCaptureFixture) -> None:
+    bad = GOOD | {"response/valid": 0.0}
+    log(make(on_hopeless=on_hopeless), bad, bad, updates=2)
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "Update 1",
+        "Nothing was learned in the last updates",
+    ]
+    assert "0% of the responses have the task's format" in caplog.messages[1]
+    assert ("The run stops if the next" in caplog.messages[0]) == (on_hopeless == "stop")
+
+
+def test_the_last_update_promises_no_stop(caplog: pytest.LogCaptureFixture) -> None:
+    log(make(), GOOD | {"corrector/failed": 1.0}, updates=1)
+    (message,) = caplog.messages
+    assert "100% of the corrections failed" in message
+    assert "stops" not in message
 
 
 @pytest.mark.parametrize(
@@ -130,6 +152,13 @@ def test_the_remedy_fits_the_model_and_the_task(caplog: pytest.LogCaptureFixture
     caplog.clear()
     log(make(task=ColourTask()), invalid)
     assert "--tasks toy:ColourTask=10000" in caplog.text
+    caplog.clear()
+    log(make(task=make_task("gym:trl_gtr/FrozenLake-v0", goal="Reach it.", expert="operator:itemgetter")), invalid)
+    assert "--tasks gym:trl_gtr/FrozenLake-v0=10000" in caplog.text
+    caplog.clear()
+    log(make(task=make_task("gym:trl_gtr/FrozenLake-v0", goal="Reach it.")), invalid)
+    assert "fine-tune it on demonstrations first" in caplog.text
+    assert "sft.py" not in caplog.text
 
 
 def test_the_most_common_failure_is_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -167,10 +196,34 @@ def test_an_untrained_model_stops_after_two_updates_with_a_checkpoint(
     assert trainer.state.global_step == 4
 
 
-def test_a_run_that_is_over_anyway_ends_as_usual(untrained: str, tmp_path: Path) -> None:
+def test_a_resumed_run_counts_on(untrained: str, tmp_path: Path) -> None:
+    def trainer(steps: int) -> GTRTrainer:
+        config = quiet_config(tmp_path / "run", total_env_steps=steps, save_strategy="steps", save_steps=1)
+        return GTRTrainer(untrained, config, ColourTask(), ExpertCorrector())
+
+    trainer(16).train()  # one update
+    resumed = trainer(64)
+    with pytest.raises(HopelessRun):
+        resumed.train(resume_from_checkpoint=True)
+    assert resumed.state.global_step == 2
+
+
+def test_a_resumed_callback_knows_that_the_policy_learns() -> None:
+    before, after = make(), make()
+    log(before, GOOD)
+    for name, value in before.state()["attributes"].items():
+        setattr(after, name, value)
+    log(after, *[GOOD | {"response/valid": 0.0}] * 2)
+    assert not after.why_stop
+
+
+def test_a_run_that_is_over_anyway_ends_with_a_warning(untrained: str, tmp_path: Path) -> None:
     trainer = GTRTrainer(untrained, quiet_config(tmp_path / "run"), ColourTask(), ExpertCorrector())
     trainer.train()
     assert trainer.hopeless.why_stop
+    card = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))
+    assert card["state"] == "finished"
+    assert card["warnings"][-1]["message"].startswith("Nothing was learned in the last updates: 0%")
 
 
 class Broken(Corrector):

@@ -3,6 +3,8 @@
 import contextlib
 import io
 import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import ModelCard
@@ -123,6 +125,14 @@ def test_a_run_that_was_neither_evaluated_nor_corrected_has_a_card_too(tmp_path)
     assert "a model built from scratch" in card.text
     assert "from toy import ColourTask" in card.text
     assert card.data.eval_results is None
+
+
+def test_a_task_of_a_script_is_imported_from_it(tmp_path, monkeypatch):
+    lamp = type("LampTask", (ColourTask,), {"__module__": "__main__"})
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(__file__="/home/somebody/lamp.py", __spec__=None))
+    text = model_card(agent(tmp_path, task=lamp())).text
+    assert "from lamp import LampTask" in text
+    assert "somebody" not in text
 
 
 def test_a_guide_without_a_corrector_is_told(tmp_path):

@@ -4,12 +4,14 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from paths import ROOT
 from toy import quiet_config
 from transformers import TrainerControl, TrainerState
 
+import trl_gtr.scripts
 from trl_gtr import tiny_llava
 from trl_gtr.runs.run_log import RunLog, command_line
 
@@ -93,6 +95,19 @@ def test_a_command_hides_its_secrets():
     assert shown == "train.py --hub_token [hidden] --openai_api_key=[hidden] --seed 3 --labels 'two words'"
     # an option that takes no secret hides nothing
     assert command_line(["train.py", "--max_tokens", "64"]) == "train.py --max_tokens 64"
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ([str(Path(trl_gtr.scripts.__file__).parent / "train.py"), "--seed", "3"], "trl-gtr train --seed 3"),
+        (["/home/me/examples/points24.py", "--config", "/home/me/my.yaml"], "points24.py --config my.yaml"),
+        (["examples/points24.py", "--output_dir=/home/me/runs/1"], "examples/points24.py --output_dir=1"),
+        (["-c", "/"], "-c /"),
+    ],
+)
+def test_a_command_tells_no_local_folder(words, shown):
+    assert command_line(words) == shown
 
 
 def test_the_shipped_model_is_called_by_its_name(tmp_path):

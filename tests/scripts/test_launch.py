@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from trl_gtr import cli
 from trl_gtr.scripts import launch
+from trl_gtr.scripts.settings import default_config
+from trl_gtr.tasks import TASKS
 
 
 def fresh(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -49,6 +52,28 @@ def test_help_needs_no_torch_and_names_its_command(argv: list[str], tmp_path: Pa
     assert torch == "False"
     assert shown[0].startswith(f"usage: trl-gtr {argv[0]}")
     assert all(len(line) <= 119 for line in shown)
+    if argv[0] != "report":
+        assert f"  {', '.join(TASKS)}," in shown
+        assert any("gym:ID" in line and "module:Class" in line for line in shown)
+
+
+def test_help_names_the_tasks_with_default_settings() -> None:
+    text = " ".join((launch.__doc__ or "").split())
+    named = re.findall(r"Without --config, (.*?) train an embedded model", text)
+    assert re.split(", | and ", named[0]) == [task for task in TASKS if default_config(task) is not None]
+
+
+def test_the_plan_has_two_levels_of_help_with_its_own_options_first(capsys: pytest.CaptureFixture[str]) -> None:
+    names = {}
+    for level in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            cli.main(["plan", level, "--config", str(EXAMPLES / "configs" / "points24_llava.yaml")])
+        shown = capsys.readouterr().out
+        assert "PlannedConfig" not in shown
+        names[level] = re.findall(r"^  --(\w+)", shown, re.MULTILINE)
+    assert names["--help"][:2] == ["processes", "card"]
+    assert len(names["--help"]) < 150
+    assert set(names["--help"]) < set(names["--help-all"])
 
 
 def test_one_line_for_each_option_and_all_of_them_on_the_second_level(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,15 +6,18 @@ import dataclasses
 import itertools
 import json
 import pickle
+import sys
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from toy import ColourTask
 
 from trl_gtr.responses.action_text import match_action
-from trl_gtr.tasks import Task, make_task
+from trl_gtr.tasks import Task, make_task, name_of
 from trl_gtr.tasks.blackjack import best_action
 from trl_gtr.types import Response, Transition
 
@@ -385,3 +388,22 @@ def test_a_hand_over_21_is_lost():
     cards = [(10, "K", "H"), (6, "6", "H"), (9, "9", "S")]
     assert not task.solvable({"Dealer Card": [(10, "K", "H"), (7, "7", "S")], "Player Card": cards})
     assert task.solvable({"Dealer Card": [(10, "K", "H"), (7, "7", "S")], "Player Card": cards[:2]})
+
+
+@pytest.mark.parametrize(
+    ("running", "name"),
+    [
+        ({"__file__": "/home/me/lamp.py", "__spec__": None}, "lamp:Lamp"),  # python lamp.py
+        ({"__file__": "/home/me/my/lamp.py", "__spec__": SimpleNamespace(name="my.lamp")}, "my.lamp:Lamp"),  # -m
+    ],
+)
+def test_a_task_of_a_script_is_named_by_the_script(running, name, monkeypatch):
+    lamp = type("Lamp", (ColourTask,), {"__module__": "__main__"})
+    monkeypatch.setitem(sys.modules, "__main__", SimpleNamespace(**running))
+    assert name_of(lamp()) == name
+
+
+@pytest.mark.parametrize("name", ["ezpoints", "gym:trl_gtr/FrozenLake-v0", "toy:ColourTask"])
+def test_a_task_can_be_made_again_from_its_name(name):
+    options = {"goal": "Reach it."} if name.startswith("gym:") else {}
+    assert name_of(make_task(name, **options)) == name

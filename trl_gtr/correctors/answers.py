@@ -87,7 +87,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def no_constant(name: str) -> Any:
-    raise AnswerProblem(f"{name} is no JSON value")
+    raise AnswerProblem(f"{name} is not a JSON value")
 
 
 def _check_shape(answer: Mapping[str, Any], rubric: Any) -> None:

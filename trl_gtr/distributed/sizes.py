@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Literal
 
 logger = logging.getLogger(__name__)
 
@@ -12,6 +13,18 @@ def require(condition: bool, message: str) -> None:
     """Raise a `ValueError` unless the condition holds."""
     if not condition:
         raise ValueError(message)
+
+
+def episode_count(given: int | str | None, name: str) -> int | Literal["all"]:
+    """A number of episodes, or "all"; both may be strings from the command line."""
+    if given == "all":
+        return "all"
+    try:
+        count = int(given or 0)
+    except ValueError:
+        raise ValueError(f"{name} must be a number or 'all', got {given!r}.") from None
+    require(count >= 1, f"{name} must be at least 1, or 'all', got {given}.")
+    return count
 
 
 @dataclass(frozen=True)

@@ -205,7 +205,9 @@ class PPOBridge(PPOBase):
         for callback in self.callback_handler.callbacks:  # including those added after construction
             if isinstance(callback, ExportableState):
                 self.state.stateful_callbacks.setdefault(type(callback).__name__, callback.state())
-        super()._save_checkpoint(model, trial)
+        # TRL's PPO trainer first draws the model card, which is only needed here if it is pushed with the checkpoint.
+        save = super()._save_checkpoint if self.args.push_to_hub else partial(Trainer._save_checkpoint, self)
+        save(model, trial)
 
     @contextmanager
     def null_ref_context(self) -> Iterator[None]:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import gymnasium as gym
 
 from ..distributed.progress import Progress
+from ..distributed.sizes import episode_count
 from ..rollouts.playing import PlayingRules
 from ..rollouts.vector_envs import in_processes
 from ..rollouts.workers import WorkerEnv
@@ -30,8 +31,9 @@ def count_episodes(task: Task, episodes: int | str | None, name: str = "The numb
     Args:
         name: How errors refer to the number.
     """
-    if episodes != "all":
-        return _at_least_one(episodes, name)
+    count = episode_count(episodes, name)
+    if count != "all":
+        return count
     starts = task.starts()
     if starts is None:
         raise ValueError(
@@ -39,16 +41,6 @@ def count_episodes(task: Task, episodes: int | str | None, name: str = "The numb
             "and for Points24 with a set of hands: pool, unseen or solvable.)"
         )
     return len(starts)
-
-
-def _at_least_one(given: int | str | None, name: str) -> int:
-    try:
-        count = int(given or 0)
-    except ValueError:
-        raise ValueError(f"{name} must be a number or 'all', got {given!r}.") from None
-    if count < 1:
-        raise ValueError(f"{name} must be at least 1, or 'all', got {given}.")
-    return count
 
 
 def evaluate_agent(

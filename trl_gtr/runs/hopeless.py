@@ -9,10 +9,11 @@ from typing import Any
 
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers.trainer_callback import ExportableState
 
 from .. import tiny_llava
 from ..config import GTRConfig
-from ..tasks import TASKS
+from ..tasks import name_of
 from ..tasks.base import Task
 from ..types import Rollout
 
@@ -24,8 +25,8 @@ PATIENCE = 2
 """Consecutive hopeless logs that stop a run."""
 
 
-class HopelessRunCallback(TrainerCallback):
-    """Warns about the first hopeless update; `why_stop` says why with the second in a row.
+class HopelessRunCallback(TrainerCallback, ExportableState):
+    """Warns about the first hopeless update; `why_stop` says why with the second in a row. Only logged updates count.
 
     A policy is hopeless if (almost) no response is valid or legal, if no gradient flows, or if its weights don't
     change. Only the start of a run is checked for this: a policy that has learned something and loses it again is the
@@ -42,8 +43,8 @@ class HopelessRunCallback(TrainerCallback):
         self.args, self.task, self.model, self.needs_corrector = args, task, model, needs_corrector
         self.signs: list[str] = []
         """What is wrong with the last update, with likely cause and remedy."""
-        self._bad_logs = 0
-        self._learns = False
+        self.bad_logs = 0
+        self.learns = False
         self._weights: list[float] = []
         self._failure = ""
         self._budget_spent = False
@@ -51,7 +52,7 @@ class HopelessRunCallback(TrainerCallback):
     @property
     def why_stop(self) -> str | None:
         """Why the run should stop; `None` if it should go on."""
-        stops = self._bad_logs >= PATIENCE and self.args.on_hopeless == "stop"
+        stops = self.bad_logs >= PATIENCE and self.args.on_hopeless == "stop"
         return " ".join(self.signs) if stops else None
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -67,14 +68,24 @@ class HopelessRunCallback(TrainerCallback):
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any) -> None:
         if "response/valid" not in (logs or {}):
             return  # an evaluation
-        about_policy = [] if self._learns else list(self._policy_signs(logs, state.global_step))
-        self._learns = self._learns or (not about_policy and self._should_move(logs, state.global_step))
+        about_policy = [] if self.learns else list(self._policy_signs(logs, state.global_step))
+        self.learns = self.learns or (not about_policy and self._should_move(logs, state.global_step))
         self.signs = [*about_policy, *self._corrector_signs(logs)]
-        self._bad_logs = self._bad_logs + 1 if self.signs else 0
-        if self._bad_logs == 1 and state.is_world_process_zero:
-            stops = self.args.on_hopeless == "stop"
-            then = " The run stops if the next update is no better (`on_hopeless='warn'`: it goes on)."
-            logger.warning("Update %d: %s%s", state.global_step, " ".join(self.signs), then if stops else "")
+        self.bad_logs = self.bad_logs + 1 if self.signs else 0
+        if self.bad_logs == 1 and state.is_world_process_zero:
+            may_stop = self.args.on_hopeless == "stop" and state.global_step < state.max_steps
+            then = " The run stops if the next logged update is no better (`on_hopeless='warn'`: it goes on)."
+            logger.warning("Update %d: %s%s", state.global_step, " ".join(self.signs), then if may_stop else "")
+
+    def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        # Otherwise the run was stopped, and `HopelessRun` says why.
+        is_over = state.global_step >= state.max_steps or control.should_training_stop
+        if is_over and self.bad_logs >= PATIENCE and state.is_world_process_zero:
+            logger.warning("Nothing was learned in the last updates: %s", " ".join(self.signs))
+
+    def state(self) -> dict[str, Any]:
+        """Progress, for checkpoints."""
+        return {"args": {}, "attributes": {"signs": self.signs, "bad_logs": self.bad_logs, "learns": self.learns}}
 
     def _policy_signs(self, logs: Mapping[str, float], update: int) -> Iterator[str]:
         if logs["response/valid"] < ALMOST_NONE:
@@ -86,7 +97,7 @@ class HopelessRunCallback(TrainerCallback):
         if logs["response/legal"] < ALMOST_NONE:
             yield (
                 f"{logs['response/legal']:.0%} of the responses have a legal action. Check that `to_env_action` "
-                f"understands the actions that the prompt asks for (`trl-gtr check --task {task_name(self.task)}`). "
+                f"understands the actions that the prompt asks for (`trl-gtr check --task {name_of(self.task)}`). "
                 f"{self._remedy()}"
             )
         weights = fingerprint(self.model)
@@ -124,10 +135,12 @@ class HopelessRunCallback(TrainerCallback):
 
     def _remedy(self) -> str:
         """How to get a model that knows the task."""
-        model, name = tiny_llava.name_of(self.model.name_or_path), task_name(self.task)
+        model, name = tiny_llava.name_of(self.model.name_or_path), name_of(self.task)
         embedded = tiny_llava.for_task(name)
         if model in tiny_llava.VARIANTS and embedded is not None and model != embedded:
             return f"The embedded model `{model}` doesn't know this task: use --model_name_or_path {embedded}."
+        if not self.task.defines("expert"):
+            return "The model has probably not been fine-tuned on this task: fine-tune it on demonstrations first."
         return (
             "The model has probably not been fine-tuned on this task. Do that first: python examples/sft.py "
             f"--model_name_or_path {model or 'MODEL'} --tasks {name}=10000 --output_dir runs/sft, then train with "
@@ -146,8 +159,3 @@ def common_failure(rollout: Rollout) -> str:
     failed = [each for each in rollout.corrections if each is not None and each.failure is not None]
     reasons = Counter(each.reason or each.failure for each in failed)
     return str(reasons.most_common(1)[0][0]) if reasons else ""
-
-
-def task_name(task: Task) -> str:
-    """The task as given to `--task`."""
-    return task.name if task.name in TASKS else f"{type(task).__module__}:{type(task).__qualname__}"

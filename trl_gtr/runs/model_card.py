@@ -18,6 +18,7 @@ from ..config import GTRConfig
 from ..evaluation.comparison import CURVES, curve, draw_curves
 from ..responses.safe_text import storable
 from ..storage.files import atomic_write
+from ..tasks import module_of
 from ..tasks.base import Task
 from .logged_evaluations import evaluation_points, last_point
 from .run_log import command_line
@@ -173,7 +174,7 @@ def _snippet(agent: TrainedAgent) -> str:
         own = ""
     else:
         names, task = "load_policy", f"{kind.__name__}()  # with its training settings"
-        own = f"from {kind.__module__} import {kind.__name__}\n"
+        own = f"from {module_of(agent.task)} import {kind.__name__}\n"
     where = repr(agent.hub_model_id or agent.args.output_dir)
     if agent.hub_model_id and agent.is_adapter:
         where, own = f"snapshot_download({where})", "from huggingface_hub import snapshot_download\n" + own

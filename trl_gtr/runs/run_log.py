@@ -37,6 +37,8 @@ CARD_FILE = "run.json"
 MOST_WARNINGS = 100
 SECRETS = ("token", "key", "password", "secret")
 """Suffixes of options whose values are hidden in the card."""
+TRAIN_SCRIPT = ("trl_gtr", "scripts", "train.py")
+"""What `trl-gtr train` runs."""
 LIBRARY = "trl_gtr"
 """The logger whose warnings are kept."""
 
@@ -145,15 +147,22 @@ def run_card(args: GTRConfig) -> dict[str, Any]:
 
 
 def command_line(words: Sequence[str]) -> str:
-    """A command as typed, with secrets hidden."""
-    shown: list[str] = []
+    """A command as typed, without secrets and local folders: it is published with the agent."""
+    program, *given = words
+    shown = ["trl-gtr train" if Path(program).parts[-3:] == TRAIN_SCRIPT else shlex.quote(_without_folder(program))]
     hide_next = False
-    for word in words:
-        name, given, _ = word.partition("=")
+    for word in given:
+        name, equals, value = word.partition("=")
         secret = name.startswith("--") and name.lower().endswith(SECRETS)
-        shown.append("[hidden]" if hide_next else f"{name}=[hidden]" if secret and given else shlex.quote(word))
-        hide_next = secret and not given
+        plain = f"{name}={_without_folder(value)}" if equals else _without_folder(word)
+        shown.append("[hidden]" if hide_next else f"{name}=[hidden]" if secret and equals else shlex.quote(plain))
+        hide_next = secret and not equals
     return " ".join(shown)
+
+
+def _without_folder(word: str) -> str:
+    """The last part of an absolute path; any other word unchanged."""
+    return (Path(word).name if Path(word).is_absolute() else word) or word
 
 
 def _is_set(name: str, value: Any, defaults: dict[str, Any]) -> bool:

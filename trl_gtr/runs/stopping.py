@@ -116,6 +116,7 @@ class RunStopper:
         fault = next((f"{name} (process {rank})" for rank, name in enumerate(faults) if name), "a gradient")
         reason = f"{updater.skipped_in_a_row} optimizer steps in a row were skipped: {fault} is not finite"
         self._save_and_log(step, reason)
+        self._end()
         raise FloatingPointError(
             f"{reason}. Look for rewards that aren't finite, lower the learning rate, or train in float32 or "
             "bfloat16: float16 overflows."

@@ -29,10 +29,7 @@ from .usage import check_names, format_help, options_of_task
 class TaskArguments:
     """The task. Its own options can also be given by name, e.g. `--hands pool`."""
 
-    task: str = field(
-        default="points24",
-        metadata={"help": "points24, ezpoints, number_line, blackjack, alfworld, or module:Class."},
-    )
+    task: str = field(default="points24", metadata={"help": "The task: a name listed above, gym:ID, or module:Class."})
     task_options: dict[str, Any] | str | None = field(
         default=None, metadata={"help": "Task options by name: a mapping in a file, JSON on the command line."}
     )

@@ -22,10 +22,13 @@ from ..responses.safe_text import one_line
 from .arguments import TaskArguments, parse_arguments
 from .usage import one_line_errors
 
+EXTRAS = ("openai", "minigrid", "deepspeed", "report")
+"""Those for users, except `alfworld`, which has a check of its own."""
+
 
 @dataclass
 class Arguments(TaskArguments):
-    task: str = field(default="", metadata={"help": "The task to check; without one, this machine is checked."})
+    task: str = field(default="", metadata={"help": "The task; without one, this machine is checked."})
     episodes: int = field(default=8, metadata={"help": "Episodes for random play, and as many for the expert."})
     seed: int = field(default=0, metadata={"help": "Seed for the deals."})
 
@@ -75,7 +78,7 @@ def _requirements() -> dict[str, list[Requirement]]:
     found: dict[str, list[Requirement]] = {"": []}
     for text in importlib.metadata.requires("trl-gtr") or []:
         requirement = Requirement(text)
-        extra = next((e for e in ("openai", "deepspeed", "report") if f'"{e}"' in str(requirement.marker)), "")
+        extra = next((each for each in EXTRAS if f'"{each}"' in str(requirement.marker)), "")
         if extra or requirement.marker is None:
             found.setdefault(extra, []).append(requirement)
     return found

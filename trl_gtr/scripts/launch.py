@@ -4,9 +4,10 @@
     trl-gtr train --task ezpoints --corrector openai --corrector_model gpt-4o --corrector_max_usd 20
     trl-gtr train --task my_module:MyTask --config my_settings.yaml --num_processes 2
 
-Without --config it trains the embedded model with the task's default settings, in minutes on a CPU. Task options can
-be given by name (--hands pool) or as JSON (--task_options '{"hands": "pool"}'). Options of `accelerate launch` are
-passed on: --num_processes, --config_file FILE, or --accelerate_config NAME for one of TRL's own files.
+Without --config, points24, ezpoints, number_line, blackjack, alfworld and frozen_lake train an embedded model with
+their default settings, in minutes on a CPU; any other task needs settings. Task options can be given by name
+(--hands pool) or as JSON (--task_options '{"hands": "pool"}'). Options of `accelerate launch` are passed on:
+--num_processes, --config_file FILE, or --accelerate_config NAME for one of TRL's own files.
 """
 
 from __future__ import annotations
@@ -117,12 +118,7 @@ def check_words(
     words = with_defaults(words, task or known["task"].default)
     task, values = task_of(words, known["task"].default), settings_of(words)
     preset_of(words)  # an unknown one is an error
-    if {"-h", "--help", "--help-all", "--help_all"} & set(words):
-        full = not {"-h", "--help"} & set(words)
-        usage = f"{prog} [--task TASK] [--config FILE.yaml] [--OPTION VALUE ...]   (--help-all: every option)"
-        values = preset_of(words) | values | (values.get("task_options") or {})
-        print(format_help(usage, description, help_options(task, full), values, full=full), end="")
-        raise SystemExit(0)
+    show_help(words, task, prog, description)
     theirs = set(launcher_options()) - set(known) if launcher else set()
     if misplaced := theirs & set(values):
         file = value_of(words, "config")
@@ -130,6 +126,21 @@ def check_words(
             f"{file}: {misplaced.pop()} is an option of accelerate's launcher: give it on the command line."
         )
     check_names(words, {*known, *task_options(task), *theirs})
+
+
+def show_help(
+    words: Sequence[str], task: str, prog: str, description: str | None, first: Sequence[Option] = ()
+) -> None:
+    """Handle `--help` and `--help-all`: print the options, beginning with `first`, and exit."""
+    asked = {"-h", "--help", "--help-all", "--help_all"} & set(words)
+    if not asked:
+        return
+    full = not {"-h", "--help"} & asked
+    usage = f"{prog} [--task TASK] [--config FILE.yaml] [--OPTION VALUE ...]   (--help-all: every option)"
+    values = settings_of(words)
+    values = preset_of(words) | values | (values.get("task_options") or {})
+    print(format_help(usage, description, [*first, *help_options(task, full)], values, full=full), end="")
+    raise SystemExit(0)
 
 
 def help_options(task: str, full: bool) -> list[Option]:

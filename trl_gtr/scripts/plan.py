@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from rich import box
 from rich.console import Console
@@ -27,6 +27,9 @@ from ..planning.memory import Sharding
 from ..planning.plan import Plan, make_plan
 from ..planning.work import PlannedConfig, Speed
 from .arguments import parse_arguments
+from .launch import show_help
+from .options import Option
+from .settings import find_own_modules, task_of
 from .train import ScriptArguments
 from .usage import one_line_errors
 
@@ -59,6 +62,8 @@ def main(argv: Sequence[str] | None = None, description: str | None = __doc__) -
     with one_line_errors():
         types = (PlanArguments, ScriptArguments, PlannedConfig, ModelConfig, CorrectorArguments, GuideArguments)
         words = list(argv or [])
+        find_own_modules()
+        show_help(words, task_of(words, ScriptArguments.task), "trl-gtr plan", description, _own_options())
         sharding = Sharding()
         if "--config_file" in words[:-1]:
             sharding = Sharding.read(words[words.index("--config_file") + 1])
@@ -87,6 +92,13 @@ def main(argv: Sequence[str] | None = None, description: str | None = __doc__) -
     else:
         print_plan(plan)
     return 0
+
+
+def _own_options() -> list[Option]:
+    """The plan's options besides those of the run."""
+    processes = next(each for each in fields(PlannedConfig) if each.name == "processes")
+    own = (processes, *fields(PlanArguments))
+    return [Option(each.name, each.default, each.metadata["help"], PlanArguments._argument_group_name) for each in own]
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:

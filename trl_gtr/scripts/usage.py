@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..responses.safe_text import one_line
-from ..tasks import task_options, task_options_help
+from ..tasks import TASKS, task_options, task_options_help
 from .options import Option
 from .settings import given_options, read_options, value_of
 
@@ -75,11 +75,17 @@ def format_help(
     groups: dict[str, list[Option]] = {}
     for option in options:
         groups.setdefault(option.group, []).append(option)
-    parts = [f"usage: {usage}", (description or "").strip()]
+    names_task = any(option.name == "task" for members in groups.values() for option in members)
+    parts = [f"usage: {usage}", (description or "").strip(), _tasks() if names_task else ""]
     for group, members in groups.items():
         lines = (_line(each, values.get(each.name, each.default), width, full) for each in members)
         parts.append("\n".join([f"{group}:", *lines]))
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _tasks() -> str:
+    more = "gym:ID for any gymnasium environment, or module:Class for your own"
+    return f"tasks:\n  {', '.join(TASKS)},\n  {more}"
 
 
 def options_of_task(task: str) -> list[Option]:

@@ -6,8 +6,10 @@ import difflib
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from .base import Rubric, Task, Tool
@@ -52,6 +54,22 @@ def make_task(name: str, **options: Any) -> Task:
     if missing:
         raise ValueError(f"Task {name!r} needs the option {', '.join(missing)}.")
     return factory(**options)
+
+
+def module_of(task: Task) -> str:
+    """The module to import a task's class from; for a script that is running, its own name instead of `__main__`."""
+    module = type(task).__module__
+    if module != "__main__":
+        return module
+    running = vars(sys.modules[module])
+    spec = running.get("__spec__")  # with `python -m`
+    return spec.name if spec is not None else Path(running.get("__file__") or module).stem
+
+
+def name_of(task: Task) -> str:
+    """The name from which `make_task` creates this task."""
+    known = task.name in TASKS or task.name.startswith("gym:")
+    return task.name if known else f"{module_of(task)}:{type(task).__qualname__}"
 
 
 def task_options(name: str) -> dict[str, inspect.Parameter]:
@@ -117,4 +135,4 @@ def _takes_any(factory: Callable[..., Task]) -> bool:
     return any(each.kind is inspect.Parameter.VAR_KEYWORD for each in _parameters(factory).values())
 
 
-__all__ = ["TASKS", "Rubric", "Task", "Tool", "make_task", "task_options", "task_options_help"]
+__all__ = ["TASKS", "Rubric", "Task", "Tool", "make_task", "module_of", "name_of", "task_options", "task_options_help"]
