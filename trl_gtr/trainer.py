@@ -137,15 +137,7 @@ class GTRTrainer(PPOBridge):
         self.length = RunLength(args, varies=self.estimator.needs_groups)
         self._last_loss = math.nan
         self.checkpointer = self._make_checkpointer()
-        save = None if args.save_strategy == "no" else lambda: self._save_checkpoint(self.model, trial=None)
-        self.stopper = RunStopper(
-            self.processes,
-            self.checkpointer,
-            self.collector,
-            save=save,
-            end=self._end,
-            needs_corrector=not self.guide.teaches_alone,
-        )
+        self.stopper = self._make_stopper()
 
     def _make_checkpointer(self) -> RunCheckpointer:
         """A checkpointer for all state that `Trainer` doesn't save itself."""
@@ -159,6 +151,17 @@ class GTRTrainer(PPOBridge):
         }
         manifest = describe_run(self.task, self.guide, self.estimator, adapter, self.args)
         return RunCheckpointer(self.args, self.processes, manifest, parts)
+
+    def _make_stopper(self) -> RunStopper:
+        saves = self.args.save_strategy != "no"
+        return RunStopper(
+            self.processes,
+            self.checkpointer,
+            self.collector,
+            save=(lambda: self._save_checkpoint(self.model, trial=None)) if saves else None,
+            end=self._end,
+            needs_corrector=not self.guide.teaches_alone,
+        )
 
     def _add_callbacks(self) -> None:
         args, handler = self.args, self.callback_handler
