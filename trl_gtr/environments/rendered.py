@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
@@ -30,6 +31,8 @@ class RenderedObservation(gym.Wrapper):
     """
 
     def __init__(self, env: gym.Env) -> None:
+        # pygame's games open no window for `rgb_array`; without this, SDL complains where there is no display.
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
         super().__init__(env)
         env.reset()
         self.observation_space = spaces.Box(0, 255, self._picture().shape, np.uint8)
