@@ -57,6 +57,7 @@ def test_blank_images_teach_nothing(toy_checkpoint, tmp_path, method):
     assert learn(toy_checkpoint, tmp_path, method, updates=15, blank=True)["success"] < 0.45
 
 
+@pytest.mark.slow
 def test_a_flipped_policy_loss_shows(toy_checkpoint, tmp_path, monkeypatch):
     real = losses.policy_loss
 
@@ -73,6 +74,7 @@ def test_a_flipped_cloning_loss_shows(toy_checkpoint, tmp_path, monkeypatch):
     assert learn(toy_checkpoint, tmp_path, GTR, updates=10)["true_thoughts"] < 0.5
 
 
+@pytest.mark.slow
 def test_a_short_run_from_the_shipped_start_makes_more_thoughts_true(tmp_path):
     """Mean of three seeds: two updates of half the default run's size, the same deals before and after."""
     config = CONFIGS / "gym_cards_tiny.yaml"
