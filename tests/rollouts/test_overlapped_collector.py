@@ -203,7 +203,7 @@ def test_out_of_time_or_stopped_it_ends_after_a_whole_step(monkeypatch: pytest.M
     assert [(t.step, t.env_index) for t in stopped.transitions] == [(s, e) for s in range(2) for e in range(3)]
     assert len(collector.collect(engine, 2, timeout=0.0)) == 3  # one step, even where there is no time at all
     now = itertools.count()  # every look at the clock is a second later
-    monkeypatch.setattr("trl_gtr.rollouts.overlapped_collector.time.monotonic", lambda: float(next(now)))
+    monkeypatch.setattr("trl_gtr.rollouts.collector.time.monotonic", lambda: float(next(now)))
     rollout = collector.collect(engine, 100, timeout=4.0)
     assert len(rollout) / 3 in range(2, 6)
     assert fingerprint(rollout.last_images) == fingerprint(collector.images)

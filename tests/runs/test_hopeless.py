@@ -17,7 +17,7 @@ from transformers import TrainerControl, TrainerState
 from trl_gtr import make_task, tiny_llava
 from trl_gtr.correctors import Corrector, ExpertCorrector
 from trl_gtr.correctors.base import failed
-from trl_gtr.runs.hopeless import HopelessRunCallback
+from trl_gtr.runs.hopeless import HopelessRunCallback, fingerprint
 from trl_gtr.runs.stopping import HopelessRun
 from trl_gtr.trainer import GTRTrainer
 from trl_gtr.types import Correction, Rollout
@@ -129,6 +129,16 @@ def test_after_the_warm_up_weights_must_move() -> None:
     callback = make(value_warmup_updates=1)
     log(callback, GOOD, GOOD, GOOD, moves=False)
     assert callback.why_stop
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_smallest_change_of_one_weight_is_seen(dtype: torch.dtype) -> None:
+    model = nn.Linear(100, 100).to(dtype)
+    before = fingerprint(model)
+    assert fingerprint(model) == before
+    with torch.no_grad():
+        model.weight[7, 7] = torch.nextafter(model.weight[7, 7], torch.tensor(9.0, dtype=dtype))
+    assert fingerprint(model) != before
 
 
 def test_a_policy_that_has_learned_is_left_to_the_collapse_alarm(caplog: pytest.LogCaptureFixture) -> None:

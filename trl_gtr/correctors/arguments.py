@@ -16,7 +16,8 @@ from .openai.corrector import OpenAICorrector
 NAMES = ("expert", "openai", "azure", "local", "recorded", "none")
 
 
-def _option(default: Any, help_text: str, **metadata: Any) -> Any:
+def option(default: Any, help_text: str, **metadata: Any) -> Any:
+    """A dataclass field that is an option on the command line."""
     return field(default=default, metadata={"help": help_text, **metadata})
 
 
@@ -24,48 +25,48 @@ def _option(default: Any, help_text: str, **metadata: Any) -> Any:
 class CorrectorArguments:
     """Which corrector a run uses. API keys are read only from the environment: command lines are public."""
 
-    corrector: str = _option(
+    corrector: str = option(
         "expert",
         "Who corrects thoughts: expert (the task's exact expert, free), openai (any OpenAI-compatible server), azure, "
         "local (a model loaded in this process), recorded (replays a cache), none.",
         choices=NAMES,
     )
-    corrector_model: str = _option(
+    corrector_model: str = option(
         "gpt-4o", "Model name for openai, deployment for azure, model name or folder for local."
     )
-    corrector_base_url: str | None = _option(
+    corrector_base_url: str | None = option(
         None, "Server address, e.g. http://localhost:8000/v1. Default: OPENAI_BASE_URL or AZURE_OPENAI_ENDPOINT."
     )
-    corrector_temperature: float | None = _option(None, "Sampling temperature. Default: 0.4 over HTTP, 0 for local.")
-    corrector_image_size: int | None = _option(
+    corrector_temperature: float | None = option(None, "Sampling temperature. Default: 0.4 over HTTP, 0 for local.")
+    corrector_image_size: int | None = option(
         None, "Longer side, in pixels, of images sent over HTTP. Default: unchanged."
     )
-    corrector_concurrency: int = _option(32, "Maximum concurrent corrections over HTTP.")
-    corrector_timeout: float = _option(30.0, "Seconds allowed for one HTTP attempt.")
-    corrector_deadline: float = _option(90.0, "Seconds allowed for one correction, including all retries.")
-    corrector_max_calls: int | None = _option(None, "Budget for the whole run, in HTTP calls.")
-    corrector_max_tokens: int | None = _option(None, "Budget for the whole run, in prompt and answer tokens.")
-    corrector_max_usd: float | None = _option(None, "Budget for the whole run, in US dollars.")
+    corrector_concurrency: int = option(32, "Maximum concurrent corrections over HTTP.")
+    corrector_timeout: float = option(30.0, "Seconds allowed for one HTTP attempt.")
+    corrector_deadline: float = option(90.0, "Seconds allowed for one correction, including all retries.")
+    corrector_max_calls: int | None = option(None, "Budget for the whole run, in HTTP calls.")
+    corrector_max_tokens: int | None = option(None, "Budget for the whole run, in prompt and answer tokens.")
+    corrector_max_usd: float | None = option(None, "Budget for the whole run, in US dollars.")
     corrector_prices: list[float] | None = field(
         default=None,
         metadata={
             "help": "USD per million prompt tokens and per million answer tokens, for models without a listed price."
         },
     )
-    corrector_when_spent: str = _option(
+    corrector_when_spent: str = option(
         "stop",
         "When the budget is spent: stop (with a checkpoint), continue (without corrections), expert (switch to it).",
         choices=("stop", "continue", "expert"),
     )
-    corrector_cache: str | None = _option(
+    corrector_cache: str | None = option(
         None, "Folder that caches answers, so that a rerun doesn't pay for them again; recorded replays it."
     )
-    corrector_audit_share: float | None = _option(
+    corrector_audit_share: float | None = option(
         None, "Share of corrections graded against the truth; 0 turns it off. Default: 0.1 for a language model."
     )
-    corrector_wrong: float = _option(0.0, "Share of answers to turn into their opposite, to study a bad corrector.")
-    corrector_silent: float = _option(0.0, "Share of answers to withhold, to study a scarce corrector.")
-    corrector_verify_with_truth: bool = _option(
+    corrector_wrong: float = option(0.0, "Share of answers to turn into their opposite, to study a bad corrector.")
+    corrector_silent: float = option(0.0, "Share of answers to withhold, to study a scarce corrector.")
+    corrector_verify_with_truth: bool = option(
         False, "Discard answers that contradict the hidden truth. Makes any model an oracle."
     )
 

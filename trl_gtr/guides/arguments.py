@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from ..config import GTRConfig
-from ..correctors.arguments import CorrectorArguments, make_corrector
+from ..correctors.arguments import CorrectorArguments, make_corrector, option
 from .base import Guide
 from .corrected import choose_guide
 from .merged_teacher import MergedTeacher, Variant
@@ -14,38 +13,34 @@ from .merged_teacher import MergedTeacher, Variant
 NAMES = ("corrector", "turbo_sft", "turbo_kl", "none")
 
 
-def _option(default: Any, help_text: str, **metadata: Any) -> Any:
-    return field(default=default, metadata={"help": help_text, **metadata})
-
-
 @dataclass
 class GuideArguments:
     """Who teaches thoughts. The numbers are those of GTR-Turbo (arXiv 2512.13043)."""
 
-    guide: str = _option(
+    guide: str = option(
         "corrector",
         "Who teaches thoughts: corrector (--corrector), turbo_sft or turbo_kl (GTR-Turbo: a merge of the run's past "
         "policies), none (PPO only).",
         choices=NAMES,
     )
-    turbo_with_corrector: bool = _option(
+    turbo_with_corrector: bool = option(
         False, "With turbo_*: also clone the labels of --corrector; the merged teacher teaches where it gives none."
     )
-    merge: str = _option("ties", "How past policies are merged: ties or linear.", choices=("ties", "linear"))
-    weighting: str = _option(
+    merge: str = option("ties", "How past policies are merged: ties or linear.", choices=("ties", "linear"))
+    weighting: str = option(
         "ema",
         "Their weights: ema (the newest policy gets `ema_alpha`) or sma (all alike).",
         choices=("ema", "sma"),
     )
-    ema_alpha: float = _option(0.5, "Weight of the newest policy with ema.")
-    merge_every: int = _option(
+    ema_alpha: float = option(0.5, "Weight of the newest policy with ema.")
+    merge_every: int = option(
         1, "Updates between merges. More than the run has: the teacher stays the starting policy."
     )
-    ties_density: float = _option(0.8, "Share of each tensor's changes that TIES keeps, the largest.")
-    kl_beta: float = _option(1.0, "turbo_kl: weight of the KL to the teacher in the advantage, in reward units.")
-    teacher_temperature: float = _option(0.2, "turbo_sft: sampling temperature of the teacher's thoughts.")
-    teacher_top_k: int = _option(5, "turbo_sft: sample from this many of the likeliest tokens; 0: from all.")
-    teacher_tries: int = _option(3, "turbo_sft: how often the teacher is asked until its response is valid.")
+    ties_density: float = option(0.8, "Share of each tensor's changes that TIES keeps, the largest.")
+    kl_beta: float = option(1.0, "turbo_kl: weight of the KL to the teacher in the advantage, in reward units.")
+    teacher_temperature: float = option(0.2, "turbo_sft: sampling temperature of the teacher's thoughts.")
+    teacher_top_k: int = option(5, "turbo_sft: sample from this many of the likeliest tokens; 0: from all.")
+    teacher_tries: int = option(3, "turbo_sft: how often the teacher is asked until its response is valid.")
 
     _argument_group_name = "the guide"
 

@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -53,6 +53,26 @@ class Part(NamedTuple):
     envs: LocalVectorEnv | WorkerVectorEnv
     places: range
     """Where they are among all of the process's environments."""
+
+
+@dataclass
+class Collection:
+    """A rollout while it is being collected."""
+
+    engine: Engine
+    pending: PendingCorrections
+    deadline: float
+    """On the monotonic clock."""
+    stopped: Callable[[], bool]
+    progress: Progress
+    clock: Clock = field(default_factory=Clock)
+    transitions: list[Transition] = field(default_factory=list)
+    episodes: list[Sequence[Transition]] = field(default_factory=list)
+    """Those that have ended."""
+
+    def is_over(self, begun: bool) -> bool:
+        """Whether to end before the next vector step. Once stopped, always; out of time, only if one was `begun`."""
+        return self.stopped() or (begun and time.monotonic() >= self.deadline)
 
 
 class RolloutCollector:
@@ -151,68 +171,48 @@ class RolloutCollector:
         if self.correction_workers is None:
             self.pool.workers = min(max(steps * len(self.parts), MIN_CORRECTION_WORKERS), MAX_CORRECTION_WORKERS)
         pending = PendingCorrections(self.corrector, self.pool, max(len(part.places) for part in self.parts))
+        run = Collection(engine, pending, time.monotonic() + timeout, stopped, progress or Progress())
         try:
-            deadline = time.monotonic() + timeout
-            return self._collect(engine, steps, pending, deadline, correction_timeout, stopped, progress or Progress())
+            self._collect(run, steps)
+            return self._rollout(run, correction_timeout)
         finally:
             pending.give_up()  # after an error, drop pending requests
 
-    def _collect(
-        self,
-        engine: Engine,
-        steps: int,
-        pending: PendingCorrections,
-        deadline: float,
-        correction_timeout: float,
-        stopped: Callable[[], bool],
-        progress: Progress,
-    ) -> Rollout:
-        clock = Clock()
-        transitions: list[Transition] = []
-        finished: list[Sequence[Transition]] = []
+    def _collect(self, run: Collection, steps: int) -> None:
+        """Play: what a collector of another schedule overrides."""
         [part] = self.parts
-        progress.begin("collect", steps * self.num_envs, "step")
+        run.progress.begin("collect", steps * self.num_envs, "step")
         for step in range(steps):
-            if stopped() or (step > 0 and time.monotonic() >= deadline):
+            if run.is_over(begun=step > 0):
                 break
-            with clock("generate"):
-                answers = self._respond(engine, part.places)
-            with clock("environment"):
-                self._ask(pending, part.places, answers)
+            with run.clock("generate"):
+                answers = self._respond(run.engine, part.places)
+            with run.clock("environment"):
+                self._ask(run.pending, part.places, answers)
                 played = self._play(step, part, answers)
-                transitions += played
-                finished += self._close_episodes(played)
-            progress.advance(len(played), **self._spending())
-        return self._rollout(transitions, finished, pending, clock, correction_timeout, stopped, progress)
+                run.transitions += played
+                run.episodes += self._close_episodes(played)
+            run.progress.advance(len(played), **self._spending())
 
-    def _rollout(
-        self,
-        transitions: list[Transition],
-        finished: list[Sequence[Transition]],
-        pending: PendingCorrections,
-        clock: Clock,
-        correction_timeout: float,
-        stopped: Callable[[], bool],
-        progress: Progress,
-    ) -> Rollout:
+    def _rollout(self, run: Collection, correction_timeout: float) -> Rollout:
         """The steps joined with their corrections and with the observations to bootstrap from."""
-        with clock("wait_for_corrections"):
-            pending.wait(correction_timeout, stopped, progress)
-            corrections, stop_reason = pending.join()
-        shortfall = pending.shortfall(corrections)
+        with run.clock("wait_for_corrections"):
+            run.pending.wait(correction_timeout, run.stopped, run.progress)
+            corrections, stop_reason = run.pending.join()
+        shortfall = run.pending.shortfall(corrections)
         if shortfall is not None and shortfall.concurrency > self._concurrency_advised:  # don't repeat it every update
             self._concurrency_advised = shortfall.concurrency
             logger.warning("%s", shortfall)
         if stop_reason is None and self.corrector is not None and self.corrector.exhausted:
             stop_reason = "the corrector's budget is spent"
         return Rollout(
-            transitions,
+            run.transitions,
             corrections,
             last_images=[] if self.whole_episodes else list(self.images),
             last_prompts=[] if self.whole_episodes else self._prompts(range(self.num_envs)),
-            episodes=finished,
+            episodes=run.episodes,
             stop_reason=stop_reason,
-            times=clock.seconds,
+            times=run.clock.seconds,
         )
 
     def _spending(self) -> dict[str, str]:

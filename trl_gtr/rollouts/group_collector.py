@@ -17,13 +17,9 @@ import numpy as np
 from gymnasium.utils.env_checker import data_equivalence
 
 from ..correctors.base import Corrector
-from ..distributed.progress import Progress
-from ..engines.base import Engine
 from ..tasks.base import Task
-from ..types import Rollout, Transition
-from .clock import Clock
-from .collector import Answers, RolloutCollector
-from .pending_corrections import PendingCorrections
+from ..types import Transition
+from .collector import Answers, Collection, RolloutCollector
 from .playing import PlayingRules
 
 logger = logging.getLogger(__name__)
@@ -111,37 +107,25 @@ class GroupCollector(RolloutCollector):
         index = (self.first_index + first) // self.group_size
         return int(np.random.SeedSequence([self.seed, index, self.ended[first], 2]).generate_state(1)[0])
 
-    def _collect(
-        self,
-        engine: Engine,
-        steps: int,
-        pending: PendingCorrections,
-        deadline: float,
-        correction_timeout: float,
-        stopped: Callable[[], bool],
-        progress: Progress,
-    ) -> Rollout:
-        clock = Clock()
-        transitions: list[Transition] = []
-        finished: list[Sequence[Transition]] = []
+    def _collect(self, run: Collection, steps: int) -> None:
+        """Play one group per lane, whatever `steps`: a group's episodes are as long as they are."""
         lanes = self._lanes
         self.played, self.refills_left = [0] * self.num_envs, [self.refills] * len(lanes)
-        progress.begin("collect", self.num_envs * (1 + self.refills), "episode")  # refills may not be needed
-        with clock("environment"):
+        run.progress.begin("collect", self.num_envs * (1 + self.refills), "episode")  # refills may not be needed
+        with run.clock("environment"):
             self._begin_groups(lanes)
         while any(self.active):
-            if stopped() or (transitions and time.monotonic() >= deadline):
+            if run.is_over(begun=bool(run.transitions)):
                 break
             envs = [i for i, active in enumerate(self.active) if active]
-            with clock("generate"):
-                answers = self._respond(engine, envs)
-            with clock("environment"):
-                self._ask(pending, envs, answers)
-                transitions += self._play_some(envs, answers)
-                finished += (ended := self._close_groups())
-            progress.advance(len(ended), **self._spending())
+            with run.clock("generate"):
+                answers = self._respond(run.engine, envs)
+            with run.clock("environment"):
+                self._ask(run.pending, envs, answers)
+                run.transitions += self._play_some(envs, answers)
+                run.episodes += (ended := self._close_groups())
+            run.progress.advance(len(ended), **self._spending())
         self._cut(lanes)
-        return self._rollout(transitions, finished, pending, clock, correction_timeout, stopped, progress)
 
     def _play_some(self, envs: list[int], answers: Answers) -> list[Transition]:
         """Step some environments with their responses' actions."""

@@ -7,21 +7,16 @@ observations for the engine.
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
 from ..correctors.background import DaemonPool
 from ..correctors.base import Corrector
-from ..distributed.progress import Progress
 from ..engines.base import Engine
 from ..tasks.base import Task
-from ..types import Rollout, Transition
-from .clock import Clock
-from .collector import Answers, Part, RolloutCollector
-from .pending_corrections import PendingCorrections
+from ..types import Transition
+from .collector import Answers, Collection, Part, RolloutCollector
 from .vector_envs import in_processes
 
 
@@ -46,47 +41,34 @@ class OverlappedCollector(RolloutCollector):
         middle = (num_envs + 1) // 2
         return [range(middle), range(middle, num_envs)]
 
-    def _collect(
-        self,
-        engine: Engine,
-        steps: int,
-        pending: PendingCorrections,
-        deadline: float,
-        correction_timeout: float,
-        stopped: Callable[[], bool],
-        progress: Progress,
-    ) -> Rollout:
-        clock = Clock()
-        transitions: list[Transition] = []
-        finished: list[Sequence[Transition]] = []
+    def _collect(self, run: Collection, steps: int) -> None:
         turns: deque[Future[list[Transition]]] = deque()
 
         def end_turn() -> None:
             """Wait for the oldest turn. Its environments' errors surface here."""
-            with clock("environment"):
+            with run.clock("environment"):
                 played = turns.popleft().result()
-                transitions.extend(played)
-                finished.extend(self._close_episodes(played))
-            progress.advance(len(played), **self._spending())
+                run.transitions += played
+                run.episodes += self._close_episodes(played)
+            run.progress.advance(len(played), **self._spending())
 
-        progress.begin("collect", steps * self.num_envs, "step")
+        run.progress.begin("collect", steps * self.num_envs, "step")
         try:
             for step in range(steps):
-                if stopped() or (step > 0 and time.monotonic() >= deadline):
+                if run.is_over(begun=step > 0):
                     break
                 for part in self.parts:
                     if step > 0:
                         end_turn()  # this part's last one
-                    with clock("generate"):
-                        answers = self._respond(engine, part.places)
-                    self._ask(pending, part.places, answers)
-                    turns.append(self.background.submit(self._take_turn, engine, step, part, answers))
+                    with run.clock("generate"):
+                        answers = self._respond(run.engine, part.places)
+                    self._ask(run.pending, part.places, answers)
+                    turns.append(self.background.submit(self._take_turn, run.engine, step, part, answers))
             while turns:
                 end_turn()
         finally:  # after an error, nothing may go on in the background
             self.background.cancel()
             wait(turns)
-        return self._rollout(transitions, finished, pending, clock, correction_timeout, stopped, progress)
 
     def _take_turn(self, engine: Engine, step: int, part: Part, answers: Answers) -> list[Transition]:
         """In the background: step a part's environments, and prepare what they show for the engine."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import ExportableState
@@ -21,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 ALMOST_NONE = 0.02
 ALMOST_ALL = 0.95
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""By size in bytes."""
 PATIENCE = 2
 """Consecutive hopeless logs that stop a run."""
 
@@ -45,7 +48,7 @@ class HopelessRunCallback(TrainerCallback, ExportableState):
         """What is wrong with the last update, with likely cause and remedy."""
         self.bad_logs = 0
         self.learns = False
-        self._weights: list[float] = []
+        self._weights: list[int] = []
         self._failure = ""
         self._budget_spent = False
 
@@ -148,10 +151,11 @@ class HopelessRunCallback(TrainerCallback, ExportableState):
         )
 
 
-def fingerprint(model: nn.Module) -> list[float]:
+def fingerprint(model: nn.Module) -> list[int]:
     """A number for each trained weight that changes with it; empty if this process holds none (ZeRO-3)."""
     trained = (weight.detach() for weight in model.parameters() if weight.requires_grad and weight.numel())
-    return [weight.double().sum().item() for weight in trained]
+    # Sums of the bits as integers: no change is too small for them, and Apple GPUs have no float64.
+    return [int(weight.view(_INTEGERS[weight.element_size()]).sum()) for weight in trained]
 
 
 def common_failure(rollout: Rollout) -> str:

@@ -14,7 +14,7 @@ from gymnasium.utils.env_checker import check_env
 from trl_gtr.environments import SokobanEnv
 from trl_gtr.environments.cards.canvas import Picture
 from trl_gtr.environments.grids.sokoban_rooms import MOVES, make_room, read_room
-from trl_gtr.environments.grids.sokoban_solver import best_moves, dead_squares, solve
+from trl_gtr.environments.grids.sokoban_solver import best_moves, push_distances, solve
 from trl_gtr.environments.grids.sokoban_tiles import draw_room, tile
 
 ONE_PUSH = ["#####", "#@$.#", "#   #", "#   #", "#####"]
@@ -126,7 +126,8 @@ def test_dead_squares_are_corners_and_walls_without_a_target() -> None:
     room = read_room(["#####", "#@  #", "# $ #", "#  .#", "#####"])
     inner = {(r, c): r * 5 + c for r in (1, 2, 3) for c in (1, 2, 3)}
     alive = {(3, 3), (3, 2), (2, 3), (2, 2)}  # a box at the upper or left wall never leaves it
-    assert dead_squares(room.plan) == {square for at, square in inner.items() if at not in alive}
+    (from_target,) = push_distances(room.plan)
+    assert set(from_target) == {inner[at] for at in alive}
 
 
 @pytest.mark.parametrize("boxes", [1, 2])

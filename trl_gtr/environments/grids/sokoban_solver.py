@@ -31,12 +31,6 @@ def _pull_away(plan: Plan, target: int) -> dict[int, int]:
     return found
 
 
-def dead_squares(plan: Plan) -> frozenset[int]:
-    """Floor from which a box can never be brought to any target."""
-    alive = {square for distances in push_distances(plan) for square in distances}
-    return frozenset(plan.floor - alive)
-
-
 @lru_cache(maxsize=8192)
 def solve(room: Room) -> tuple[int, ...] | None:
     """The moves of a shortest solution, or `None` if the room can't be solved. The same room gives the same moves."""

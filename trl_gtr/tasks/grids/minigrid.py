@@ -49,11 +49,6 @@ _NAMES = re.compile(
     re.IGNORECASE | re.VERBOSE,
 )
 _VERBS = ("go to", "pick up", "open", "put")
-# In the partial view, the agent always stands on the same square and faces up.
-_OWN_FIELDS = (
-    Field("player", "text", 'your position, e.g. "2,3"'),
-    Field("facing", "text", "up, down, left or right"),
-)
 
 RUBRIC = Rubric(
     role="You judge one step of an agent in a grid world: it turns, walks, and moves objects.",
