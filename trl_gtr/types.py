@@ -75,6 +75,8 @@ class Generation:
     """Whether generation reached `max_completion_length` without an EOS."""
     logprobs: np.ndarray | None = None
     """float32, (tokens,): the sampler's own token log-probs, if the engine provides them."""
+    log_probs: list[float] | None = None
+    """The sampler's own log-probability of each id, where the engine reports it."""
 
 
 class Cancellation:
