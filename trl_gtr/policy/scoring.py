@@ -122,6 +122,7 @@ class VLMPolicy:
             text=self.spans.text(ids[:length]),
             hit_length_limit=len(ends) == 0,
             logprobs=None if logprobs is None else logprobs[:length],
+            log_probs=None if logprobs is None else logprobs[:length].tolist(),
         )
 
     def score(
