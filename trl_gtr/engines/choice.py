@@ -9,11 +9,14 @@ import torch
 from accelerate import Accelerator
 
 from ..config import GTRConfig
+from ..distributed.processes import Processes
 from ..policy.scoring import VLMPolicy
 from .base import Engine
 from .transformers import TransformersEngine
 from .vllm import VLLMEngine
 from .vllm_colocated import ColocatedVLLM
+from .vllm_requests import Backend
+from .vllm_server import Connection, VLLMServer
 
 _INSTALL = (
     "engine='vllm' with vllm_mode='colocate' needs vLLM, which is not installed: pip install \"trl-gtr[vllm]\" (on a "
@@ -35,11 +38,18 @@ def check_engine(args: GTRConfig) -> None:
             raise ValueError("`vllm_enable_sleep_mode` needs a GPU, and there is none here: leave it out.")
 
 
-def make_engine(args: GTRConfig, policy: VLMPolicy, model: Any, accelerator: Accelerator) -> Engine:
+def make_engine(
+    args: GTRConfig, policy: VLMPolicy, model: Any, accelerator: Accelerator, processes: Processes
+) -> Engine:
     """The engine that the settings name."""
     if args.engine == "transformers":
         return TransformersEngine(policy, model, accelerator=accelerator)
     bare = accelerator.unwrap_model(model).policy
-    most = max(args.num_envs // accelerator.num_processes, args.per_device_eval_batch_size)
-    backend = ColocatedVLLM(bare, policy.processor, args, most)
+    backend: Backend
+    if args.vllm_mode == "server":
+        connection = Connection(args.vllm_base_url, args.vllm_server_timeout)
+        backend = VLLMServer(connection, bare, processes, args.vllm_sync_dir)
+    else:
+        most = max(args.num_envs // processes.world_size, args.per_device_eval_batch_size)
+        backend = ColocatedVLLM(bare, policy.processor, args, most)
     return VLLMEngine(policy, model, backend, accelerator=accelerator)

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from PIL import Image
-from safetensors.torch import save_file
 
 from ..config import GTRConfig
 from ..distributed.random_states import same_random_states
 from ..policy.loading import unwrap_adapter
 from .vllm_requests import Backend, Request, Sampled
+from .vllm_weight_files import sync_folder, write_weights
 from .vllm_worker import WORKER_EXTENSION
 
 _ON_CPU = {
@@ -146,16 +146,3 @@ def check_family(model: Any, supported: Iterable[str]) -> None:
         raise ValueError(
             f"The installed vLLM has no {name}. Use engine='transformers', or a vLLM release that supports this model."
         )
-
-
-def sync_folder(chosen: str | None) -> str:
-    """Where weights are put for processes of this machine: in memory, if possible."""
-    if chosen is not None:
-        return chosen
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
-
-
-def write_weights(weights: Iterable[tuple[str, torch.Tensor]], path: Path) -> Path:
-    """Write weights as a safetensors file."""
-    save_file({name: weight.cpu().contiguous() for name, weight in weights}, path)
-    return path
