@@ -135,7 +135,8 @@ def frequencies(engine: VLLMEngine, prompt: str, image: np.ndarray, count: int =
     policy, model = engine.policy, engine.model
     policy.temperature = 2.0  # the highest that vLLM allows
     allowed = torch.nonzero(~policy.suppressed).flatten().tolist()
-    tokens = sorted(allowed, key=lambda token: -logprob(engine, prompt, image, token))[:4]
+    likely = sorted(allowed, key=lambda token: -logprob(engine, prompt, image, token))
+    tokens = likely[1:5]  # the first is nearly certain
     policy.suppressed[:] = True
     policy.suppressed[tokens] = False
     engine = VLLMEngine(policy, model, engine.backend)

@@ -45,7 +45,7 @@ class ColocatedVLLM(Backend):
         self._sampling_params = vllm.SamplingParams
         self._sleeps, self._shards = args.vllm_enable_sleep_mode, args.vllm_tensor_parallel_size
         self._owns_group = not dist.is_initialized()
-        set_num_threads = torch.set_num_threads
+        set_num_threads, on_cpu = torch.set_num_threads, not torch.cuda.is_available()
         with tempfile.TemporaryDirectory() as folder, same_random_states():
             base = unwrap_adapter(model)
             base.config.save_pretrained(folder)
@@ -63,7 +63,9 @@ class ColocatedVLLM(Backend):
                 gpu_memory_utilization=args.vllm_gpu_memory_utilization,
                 tensor_parallel_size=self._shards,
                 enable_sleep_mode=self._sleeps,
-                enforce_eager=not torch.cuda.is_available(),
+                enforce_eager=on_cpu,
+                # a seeded request whose prompt is split ends with an error there
+                enable_chunked_prefill=False if on_cpu else None,
                 disable_log_stats=True,
                 seed=args.seed,
                 **self._launcher(),

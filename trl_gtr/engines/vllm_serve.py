@@ -10,9 +10,13 @@ import os
 import sys
 from collections.abc import Sequence
 
+import torch
+
 from .vllm_worker import WORKER_EXTENSION
 
 _MODULE = "vllm.entrypoints.openai.api_server"
+# A seeded request whose prompt is split ends with an error on a CPU.
+_ON_CPU = ("--enforce-eager", "--no-enable-chunked-prefill")
 _ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1"}  # has the routes that take weights
 
 
@@ -26,6 +30,7 @@ def server_command(options: Sequence[str]) -> list[str]:
         *("--generation-config", "vllm"),
         *("--logprobs-mode", "processed_logprobs"),
         *("--limit-mm-per-prompt", '{"image": 1}'),
+        *([] if torch.cuda.is_available() else _ON_CPU),
         *options,
     ]
 
