@@ -103,13 +103,16 @@ class ColocatedVLLM(Backend):
         states = self.llm.collective_rpc("gtr_state")
         if any(state["version"] != version for state in states):
             raise RuntimeError(f"vLLM has other weights ({states}) than the learner's latest ({version}).")
+        answers = self.llm.generate(*self.arguments(requests), use_tqdm=False)
+        return [_read(answer) for answer in answers]
+
+    def arguments(self, requests: Sequence[Request]) -> tuple[list[Any], list[Any]]:
+        """Prompts and sampling parameters for vLLM's own `generate`."""
         prompts = [
             {"prompt_token_ids": each.ids, "multi_modal_data": {"image": Image.fromarray(each.image)}}
             for each in requests
         ]
-        parameters = [self._sampling_params(**each.sampling) for each in requests]
-        answers = self.llm.generate(prompts, parameters, use_tqdm=False)
-        return [_read(answer) for answer in answers]
+        return prompts, [self._sampling_params(**each.sampling) for each in requests]
 
     @contextmanager
     def awake(self) -> Iterator[None]:
