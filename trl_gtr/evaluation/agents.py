@@ -181,4 +181,6 @@ def load_agent(
     model, processor = load_policy(name, dtype=dtype)
     model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
     policy = VLMPolicy(model, processor, temperature=temperature or 1.0, max_completion_length=max_completion_length)
+    if task.history_turns:
+        policy.encoder.check_history(with_images=task.history_images > 0)
     return PolicyAgent(TransformersEngine(policy, model), greedy=temperature == 0)

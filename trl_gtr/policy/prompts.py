@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from jinja2 import TemplateError
 from torch import nn
 from transformers import BaseImageProcessor, BatchFeature
 
-from ..types import Pictures, Prompt, all_pictures, turns_before
+from ..types import Pictures, Prompt, Turn, all_pictures, turns_before
 from .loading import chat
 from .special_text import SpecialText
 
@@ -51,8 +52,10 @@ class PromptEncoder:
     The cache holds an image's features once, whatever the prompt, and a prompt's tokens once per image size. Two rules
     combine them just as the processor would, for every model family: zero-pad each dimension but the first to the
     largest (LLaVA-NeXT's tiles, Idefics3's sub-images), then concatenate along the first (also how Qwen-VL packs
-    patches). Tokens are padded on the left. A prompt may be a [`Prompt`], with earlier turns and their images, and a
-    step may have several images; those of all samples are concatenated in order. Thread-safe: while one thread processes, others use what is cached.
+    patches). Tokens are padded on the left. Thread-safe: while one thread processes, others use what is cached.
+
+    A prompt may be a [`Prompt`], with earlier turns and their images, and a step may have several images: those of all
+    samples are concatenated in order.
 
     Args:
         processor: the model's processor.
@@ -71,9 +74,7 @@ class PromptEncoder:
         self._special_text = SpecialText(processor)
         self._warned = False
 
-    def encode(
-        self, prompts: Sequence[str], images: Sequence[Pictures], at_least: int = 0
-    ) -> dict[str, torch.Tensor]:
+    def encode(self, prompts: Sequence[str], images: Sequence[Pictures], at_least: int = 0) -> dict[str, torch.Tensor]:
         """Encode a left-padded CPU batch of `at_least` that many tokens. Images are uint8, `(height, width, 3)`."""
         texts, image_features = self._features(prompts, images)
         batch = {
@@ -92,6 +93,37 @@ class PromptEncoder:
     def lengths(self, prompts: Sequence[str], images: Sequence[Pictures]) -> list[int]:
         """Number of tokens in each prompt, including image tokens and the turns before it."""
         return [text["input_ids"].shape[1] for text in self._features(prompts, images)[0]]
+
+    def check_history(self, with_images: bool) -> None:
+        """Raise a `ValueError` if the model can't be shown earlier turns of a chat, or these with images.
+
+        A short chat is encoded here and by the processor itself, which must agree.
+        """
+        first, second = (np.full((64, 64, 3), shade, np.uint8) for shade in (60, 190))
+        turn = Turn("first question", "first answer", first if with_images else None)
+        chatted, images = Prompt("second question", [turn]), [first, second] if with_images else [second]
+        remedy = "Use a model that is trained for it, or set history_turns and history_images to 0."
+        try:
+            text = chat(self.processor, chatted, len(images))
+            places = [text.find(words) for words in (turn.prompt, turn.response, str(chatted))]
+        except TemplateError as error:
+            raise ValueError(f"The chat template takes no earlier turns: {error}. {remedy}") from error
+        if places != sorted(places) or places[0] < 0:
+            raise ValueError(f"The chat template leaves out earlier turns. {remedy}")
+        if with_images and text == chat(self.processor, Prompt(chatted, [replace(turn, image=None)])):
+            raise ValueError(f"The chat template leaves out the images of earlier turns. {remedy}")
+        remedy = "Use another model, or show earlier turns without their pictures: history_images=0."
+        try:
+            own = self.processor(text=[text], images=[images], return_tensors="pt")
+            ours = self.encode([chatted], [second])
+        except (ValueError, TypeError, RuntimeError, IndexError) as error:
+            name = type(self.processor).__name__
+            raise ValueError(f"{name} doesn't take {len(images)} images in one chat: {error}. {remedy}") from error
+        # Some processors put the images of a chat into one row, ours has one each: the order is the same.
+        if own.keys() != ours.keys() or not all(torch.equal(own[key].flatten(), ours[key].flatten()) for key in own):
+            raise ValueError(
+                f"{type(self.processor).__name__} processes an image differently if the chat has several. {remedy}"
+            )
 
     def _features(self, prompts: Sequence[str], images: Sequence[Pictures]) -> tuple[list[Features], list[Features]]:
         """Tokens of each prompt and features of all images, in order, from the cache or newly processed."""
@@ -163,7 +195,8 @@ class PromptEncoder:
         if not history:
             return plain
         return Prompt(
-            plain, [replace(turn, prompt=broken_up(turn.prompt), response=broken_up(turn.response)) for turn in history]
+            plain,
+            [replace(turn, prompt=broken_up(turn.prompt), response=broken_up(turn.response)) for turn in history],
         )
 
     def _remember(self, key: ImageKey | TextKey, features: Features) -> None:
@@ -180,7 +213,7 @@ class SeparableProcessing:
 
     A text's image tokens depend only on the sizes of its images. The image processor's output for one text's images of
     these sizes is kept, without the pixels, and replayed for others of the same sizes, so the model family's own code
-    places the tokens. A processor without a `BaseImageProcessor`, or one that doesn't call it, processes the image again.
+    places the tokens. A processor without a `BaseImageProcessor`, or one that doesn't call it, processes images again.
     """
 
     def __init__(self, processor: Any) -> None:

@@ -48,6 +48,14 @@ class Memory:
         self.turns = ()
 
 
+def fullest_prompt(task: Task, observation: Any, info: Mapping[str, Any]) -> str:
+    """A prompt for this state with as many turns before it as there can be, their responses left out."""
+    memory = Memory(task)
+    for _ in range(task.history_turns):
+        memory.add(observation, info, "")
+    return memory.prompt(observation, info)
+
+
 def check_history(task: Task) -> None:
     """Raise a `ValueError` if the task's `history_turns` and `history_images` make no sense."""
     for name, value in {"history_turns": task.history_turns, "history_images": task.history_images}.items():
@@ -55,6 +63,6 @@ def check_history(task: Task) -> None:
             raise ValueError(f"`{name}` must be a whole number, at least 0, not {value!r}.")
     if task.history_images > task.history_turns:
         raise ValueError(
-            f"`history_images` = {task.history_images} is more than `history_turns` = {task.history_turns}: an earlier "
-            f"picture is shown with its turn. Set history_turns to at least {task.history_images}."
+            f"`history_images` = {task.history_images} is more than `history_turns` = {task.history_turns}: a picture "
+            f"is shown with its turn. Set history_turns to at least {task.history_images}."
         )
