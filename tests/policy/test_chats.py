@@ -175,7 +175,5 @@ class TestWhatIsRefused:
         policy.max_length = 400
         image = some_images(1)[0]
         policy.check_history(Prompt("?", [Turn("?", "", image)]), image)
-        with pytest.raises(
-            ValueError, match=r"history_turns=3 and history_images=1.*max_completion_length.*takes 400"
-        ):
+        with pytest.raises(ValueError, match=r"history_turns=3 and history_images=1.*max_comple.*takes 400"):
             policy.check_history(Prompt("?", [Turn("?", ""), Turn("?", ""), Turn("?", "", image)]), image)

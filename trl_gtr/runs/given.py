@@ -33,6 +33,6 @@ def check_memory(task: Task, args: GTRConfig) -> None:
     check_history(task)
     if args.one_batch_shape and task.history_images:
         raise ValueError(
-            "`one_batch_shape` doesn't work with `history_images`: a prompt has one picture when an episode begins and "
-            "more later, so batches differ in the number of pictures. Leave one of them out."
+            "`one_batch_shape` doesn't work with `history_images`: a prompt has one picture when an episode begins "
+            "and more later, so batches differ in the number of pictures. Leave one of them out."
         )
