@@ -62,8 +62,8 @@ class CorrectionBuffer:
 
     A full buffer is a *reservoir* (Vitter's algorithm R): each correction ever added is in it with the same
     probability, so early and late rollouts have equal weight. Texts and images, also those of earlier turns, are
-    deduplicated and freed with their last sample; images are compressed losslessly ([`ImageStore`]). The buffer has its own random generator, so nothing
-    else in the program affects its samples.
+    deduplicated and freed with their last sample; images are compressed losslessly ([`ImageStore`]). The buffer has
+    its own random generator, so nothing else in the program affects its samples.
 
     Args:
         capacity: Maximum number of samples.

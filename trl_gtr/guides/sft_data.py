@@ -1,8 +1,8 @@
 """Data for supervised fine-tuning: expert play, LLaVA-format files and a run's corrections, all in one format.
 
 Every row has `images` and `messages`: the user's turn with image and prompt, and the assistant's turn with the right
-response, after the earlier turns of a task that shows them. `prompt_and_completion` converts it to the columns with which
-TRL's `SFTTrainer` trains on the last response only.
+response, after the earlier turns of a task that shows them. `prompt_and_completion` converts it to the columns with
+which TRL's `SFTTrainer` trains on the last response only.
 """
 
 from __future__ import annotations
