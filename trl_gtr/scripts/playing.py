@@ -31,8 +31,8 @@ def make_agent(name: str, task: Task, args: AgentArguments) -> Agent:
     history = saved_history(name) if is_model and not args.any_task else None
     if history not in (None, (task.history_turns, task.history_images)):
         raise ValueError(
-            f"{name} was trained with {history[0]} earlier turns in its prompts, {history[1]} of them with pictures: set "
-            f"--history_turns {history[0]} --history_images {history[1]}, or --any_task to play anyway."
+            f"{name} was trained with {history[0]} earlier turns in its prompts, {history[1]} of them with pictures: "
+            f"set --history_turns {history[0]} --history_images {history[1]}, or --any_task to play anyway."
         )
     return load_agent(
         name,
