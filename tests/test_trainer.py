@@ -330,14 +330,14 @@ def test_the_feature_caches_size_is_a_setting(make_trainer):
 
 def test_a_start_ratio_that_is_off_is_reported(make_trainer, caplog):
     trainer = make_trainer(total_env_steps=16, per_device_train_batch_size=2, gradient_accumulation_steps=4)
-    score = trainer.make_experience
+    score = trainer.make_experience.score
 
     def shifted(*args):
-        experience = score(*args)
-        experience.scores.logprob.add_(0.2)
-        return experience
+        scores = score(*args)
+        scores.logprob.add_(0.2)
+        return scores
 
-    trainer.make_experience = shifted
+    trainer.make_experience.score = shifted
     with caplog.at_level(logging.WARNING, logger="trl_gtr.learning.update"):
         trainer.train()
     warnings = [record.message for record in caplog.records if "ratio is off 1 by 0.18" in record.message]
@@ -602,7 +602,7 @@ def test_the_reference_is_the_starting_policy(make_trainer, toy_checkpoint, adap
     trainer = make_trainer(kl_coef=0.1, learning_rate=1e-2, trainer_kwargs=peft)
     trainer.train()
     scorer = trainer.updater.scorer
-    steps = trainer._collect().transitions
+    steps = trainer._collect()[0].transitions
     with trainer.reference_network() as network:
         reference = scorer.score_all(steps, network).token_logprobs
     now = scorer.score_all(steps).token_logprobs

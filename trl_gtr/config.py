@@ -205,6 +205,29 @@ class GTRConfig(PPOConfig):
     )
     value_warmup_updates: int = _field(0, "Initial updates in which PPO trains only the value head.", at_least=0)
 
+    # --- another engine's samples -----------------------------------------------------------------------------
+    vllm_importance_sampling_correction: bool = _field(
+        True,
+        "Weigh policy losses by the probability ratio of learner and sampler, truncated, where the engine reports its "
+        "own log-probs.",
+    )
+    vllm_importance_sampling_mode: Literal["sequence_truncate", "token_truncate"] = _field(
+        "sequence_truncate", "One such weight per response or, with `ratio_level='token'`, one per token."
+    )
+    vllm_importance_sampling_clip_max: float = _field(2.0, "The largest such weight.", above=0)
+    vllm_importance_sampling_threshold: float = _field(
+        1e-3,
+        "No weights are needed up to this mean difference between the log-probs of learner and sampler.",
+        at_least=0,
+    )
+    vllm_max_mismatch: float = _field(
+        0.05,
+        "A KL per token between sampler and learner above this ends the run: the sampler's weights are old, or not "
+        "the learner's.",
+        resume="free",
+        above=0,
+    )
+
     # --- thought cloning --------------------------------------------------------------------------------------
     thought_cloning_coef: float = _field(1.0, "Weight of the thought-cloning loss; 0 drops it (PPO only).", at_least=0)
     cloning_weight: Literal["share", "constant"] = _field(
@@ -415,6 +438,11 @@ class GTRConfig(PPOConfig):
         require(
             self.cliprange_high is None or self.cliprange_high >= self.cliprange,
             f"`cliprange_high` = {self.cliprange_high} must be at least `cliprange` = {self.cliprange}.",
+        )
+        require(
+            self.vllm_importance_sampling_mode != "token_truncate" or self.ratio_level == "token",
+            "`vllm_importance_sampling_mode='token_truncate'` weighs tokens, but `ratio_level='response'` has one "
+            "loss per response: set 'sequence_truncate', or `ratio_level='token'`.",
         )
         require(self.kl_coef == 0 or self.kl_estimator == "k3", "`kl_coef` > 0 needs `kl_estimator='k3'`.")
 

@@ -245,6 +245,8 @@ class Transition:
     """Position in the episode."""
     substitute: str | None = None
     """The random legal action played instead; `None` if the agent's own was played or the step was skipped."""
+    sampler_logprobs: np.ndarray | None = None
+    """See `Generation.logprobs`."""
 
 
 @dataclass

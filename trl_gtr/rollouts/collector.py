@@ -311,6 +311,7 @@ class RolloutCollector:
             env_index=self.first_index + i,
             response=response,
             response_ids=generation.ids,
+            sampler_logprobs=generation.logprobs,
             reward=self.rules.reward(reward, choice.legal),
             terminated=terminated,
             truncated=truncated,
