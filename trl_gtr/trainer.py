@@ -47,7 +47,7 @@ from .rollouts.all_ranks import collect_on_all_ranks, make_collector
 from .rollouts.clock import Clock
 from .runs.callbacks import GTRProgressCallback, logging_callbacks
 from .runs.checkpointer import GuideFiles, Part, RunCheckpointer, RunCounters
-from .runs.given import check_args, check_task_given
+from .runs.given import check_args, check_memory, check_task_given
 from .runs.hopeless import HopelessRunCallback
 from .runs.length import RunLength
 from .runs.manifest import describe_run
@@ -57,6 +57,7 @@ from .runs.stopping import RunStopper, Snapshot
 from .runs.update_metrics import update_metrics
 from .storage.state_files import LINKED_FILES, TENSORS
 from .tasks.base import Task
+from .tasks.memory import fullest_prompt
 from .types import Rollout
 
 logger = logging.getLogger(__name__)
@@ -100,6 +101,7 @@ class GTRTrainer(PPOBridge):
     ) -> None:
         args, task = check_args(args), check_task_given(task)
         check_engine(args)
+        check_memory(task, args)
         self.task, self.eval_task = task, Task.ensure(eval_task or task)
         self.guide = choose_guide(guide, corrector, args)
         self.guide.check(task)
@@ -118,6 +120,8 @@ class GTRTrainer(PPOBridge):
         hidden_size = model.config.get_text_config().hidden_size
         value_head = ValueHead(hidden_size, args.value_head_sizes) if self.estimator.needs_values else None
         self.policy = VLMPolicy.from_settings(model, processing_class, args)
+        first = self.collector.images[0], self.collector.infos[0]
+        self.policy.check_history(fullest_prompt(task, *first), first[0])
         given = {"callbacks": callbacks, "optimizers": optimizers, "peft_config": peft_config}
         super().__init__(args, model, value_head, processing_class, **given)
         self.processes = Processes(self.accelerator, args.ddp_timeout)

@@ -87,7 +87,7 @@ def evaluate_agent(
                 begun.append(Episode(rules, envs.take(), number, seed, options))
             envs.for_each(Episode.begin, begun)
             playing += begun
-            prompts = [task.prompt(episode.observation, episode.info) for episode in playing]
+            prompts = [episode.prompt for episode in playing]
             texts = agent.respond(prompts, [e.observation for e in playing], [e.info for e in playing])
             envs.for_each(Episode.step, playing, prompts, texts)
             for episode in (episode for episode in playing if episode.ended):

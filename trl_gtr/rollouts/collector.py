@@ -22,6 +22,7 @@ from ..correctors.base import Corrector
 from ..distributed.progress import Progress
 from ..engines.base import Engine
 from ..tasks.base import Task
+from ..tasks.memory import Memory
 from ..types import Cancellation, CorrectionRequest, Generation, Response, Rollout, Transition
 from .clock import Clock
 from .pending_corrections import PendingCorrections
@@ -123,6 +124,7 @@ class RolloutCollector:
         self.rngs = [np.random.default_rng([seed, index, 1]) for index in indices]
         self.images: list[np.ndarray] = [_NO_IMAGE] * num_envs
         self.infos: list[dict[str, Any]] = [{}] * num_envs
+        self.memories = [Memory(task) for _ in range(num_envs)]
         self.episodes: list[list[Transition]] = [[] for _ in range(num_envs)]
         self.ended = [0] * num_envs
         self._start()
@@ -225,7 +227,7 @@ class RolloutCollector:
         return {}
 
     def _prompts(self, envs: Sequence[int]) -> list[str]:
-        return [self.task.prompt(self.images[i], self.infos[i]) for i in envs]
+        return [self.memories[i].prompt(self.images[i], self.infos[i]) for i in envs]
 
     def _respond(self, engine: Engine, envs: Sequence[int]) -> Answers:
         """Generate the responses of some environments."""
@@ -277,6 +279,7 @@ class RolloutCollector:
             final_image = self.infos[i].pop("final_obs", None)
             ended = bool(terminated[place] or truncated[place])
             bootstrap = bool(truncated[place]) and not terminated[place] and (final_info or {}).get("bootstrap", True)
+            self.memories[i].add(*before[place], response.text)
             played.append(
                 self._record(
                     i,
@@ -291,9 +294,11 @@ class RolloutCollector:
                     bootstrap=bootstrap,
                     final_info=final_info if ended else None,
                     final_image=np.array(final_image) if bootstrap else None,
-                    final_prompt=self.task.prompt(final_image, final_info) if bootstrap else None,
+                    final_prompt=self.memories[i].prompt(final_image, final_info) if bootstrap else None,
                 )
             )
+            if ended:
+                self.memories[i].clear()
         return played
 
     def _record(
@@ -325,8 +330,15 @@ class RolloutCollector:
 
     @staticmethod
     def _without_images(transition: Transition) -> Transition:
-        """Episodes are kept across rollouts, their images are not."""
-        return replace(transition, image=_NO_IMAGE, final_image=None)
+        """Episodes are kept across rollouts, their images are not, nor the turns before a prompt."""
+        final = transition.final_prompt
+        return replace(
+            transition,
+            image=_NO_IMAGE,
+            final_image=None,
+            prompt=str(transition.prompt),
+            final_prompt=None if final is None else str(final),
+        )
 
     def _close_episodes(self, played: list[Transition]) -> list[Sequence[Transition]]:
         finished: list[Sequence[Transition]] = []
@@ -353,6 +365,8 @@ class RolloutCollector:
                 "episodes": [list(episode) for episode in self.episodes],
                 "ended": list(self.ended),
             }
+            if self.task.history_turns:
+                state["memories"] = [memory.turns for memory in self.memories]
             return {"pickled": cloudpickle.dumps(state)} if self.pickle_environments else state
         except Exception as error:
             remedy = "" if self.pickle_environments else "`pickle_environments=True`, or "
@@ -385,6 +399,8 @@ class RolloutCollector:
         for rng, random in zip(self.rngs, state["random"], strict=True):
             rng.bit_generator.state = random
         self.episodes, self.ended = [list(episode) for episode in state["episodes"]], list(state["ended"])
+        for i, memory in enumerate(self.memories):
+            memory.turns = state["memories"][i] if "memories" in state else ()
         self._rewound = None
 
     def rewind(self, state: dict[str, Any]) -> None:

@@ -98,6 +98,7 @@ class GroupCollector(RolloutCollector):
         for i, (observation, info) in self.parts[0].envs.reset_some(seeds).items():
             self.images[i], self.infos[i] = np.array(observation), info
             self.episodes[i], self.active[i] = [], True
+            self.memories[i].clear()
         for lane in lanes:
             _check_same_start(self.task, [(self.images[i], self.infos[i]) for i in self._lane(lane)])
 
@@ -153,6 +154,7 @@ class GroupCollector(RolloutCollector):
             )
             transitions.append(transition)
             self.episodes[i].append(self._without_images(transition))
+            self.memories[i].add(self.images[i], self.infos[i], response.text)
             self.images[i], self.infos[i] = np.array(observation), info
             self.active[i] = not (terminated or truncated)
             self.played[i] += 1

@@ -6,6 +6,7 @@ from transformers import TrainingArguments
 
 from ..config import GTRConfig
 from ..tasks.base import Task
+from ..tasks.memory import check_history
 
 
 def check_args(args: object) -> GTRConfig:
@@ -25,3 +26,13 @@ def check_task_given(task: object) -> Task:
     if task is None:
         raise ValueError("GTRTrainer needs a `task`, e.g. task=make_task('points24').")
     return Task.ensure(task)
+
+
+def check_memory(task: Task, args: GTRConfig) -> None:
+    """Raise a `ValueError` if the agent can't be shown so much of the past with these settings."""
+    check_history(task)
+    if args.one_batch_shape and task.history_images:
+        raise ValueError(
+            "`one_batch_shape` doesn't work with `history_images`: a prompt has one picture when an episode begins "
+            "and more later, so batches differ in the number of pictures. Leave one of them out."
+        )

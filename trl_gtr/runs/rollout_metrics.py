@@ -57,9 +57,10 @@ def without_images(rollout: Rollout) -> Rollout:
 
     def light(step: Transition) -> Transition:
         digest = np.frombuffer(hashlib.blake2b(step.image.tobytes(), digest_size=16).digest(), np.uint8)
-        return replace(step, image=digest, final_image=None)
+        return replace(step, image=digest, final_image=None, prompt=str(step.prompt), final_prompt=None)
 
-    return replace(rollout, transitions=[light(t) for t in rollout.transitions], last_images=[], episodes=[])
+    steps = [light(step) for step in rollout.transitions]
+    return replace(rollout, transitions=steps, last_images=[], last_prompts=[], episodes=[])
 
 
 def add_up(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -96,6 +96,18 @@ class Task(Contract):
     options: Mapping[str, Any] = {}
     """The options with which `make_task` makes this task again, for the model card."""
 
+    # -- memory ----------------------------------------------------------------------------------------------------
+
+    history_turns: int = 0
+    """How many earlier steps of the episode the agent sees again, as turns of the chat before its prompt: what it was
+    told (`earlier_prompt`), and its own response."""
+    history_images: int = 0
+    """How many of these, the latest, are shown with their picture; the others are text only."""
+
+    def earlier_prompt(self, observation: Any, info: Mapping[str, Any]) -> str:
+        """The user's words in a turn that shows this state again later: the whole prompt, unless you shorten it."""
+        return self.prompt(observation, info)
+
     # -- ground truth, if known ------------------------------------------------------------------------------------
 
     reading_parts: Sequence[str] = ()
