@@ -23,7 +23,8 @@ from paths import TESTS
 from trl_gtr.distributed.means import Means
 from trl_gtr.evaluation.evaluate import evaluate_agent
 from trl_gtr.rollouts.vector_envs import unpack_infos
-from trl_gtr.rollouts.workers import WorkerLost, WorkerVectorEnv
+from trl_gtr.rollouts.worker_base import WorkerLost
+from trl_gtr.rollouts.workers import WorkerVectorEnv
 from trl_gtr.runs.rollout_metrics import count_rollout
 from trl_gtr.storage.plain_data import decode, encode
 from trl_gtr.types import Generation, Rollout
