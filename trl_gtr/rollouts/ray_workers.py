@@ -26,7 +26,9 @@ INSTALL = 'Environments in Ray actors need a package that is not installed: pip 
 PIECE = 90_000
 """Bytes. Ray sends a result below 100 KiB directly, and takes milliseconds longer for one that isn't."""
 GRACE = 2.0
-"""Seconds to fetch an answer that is ready, or to hear from an actor that is alive."""
+"""Seconds to fetch an answer that is ready."""
+_REACH = 10.0
+"""Seconds to hear from an actor that is alive."""
 _CONNECTION_TIMEOUT = 5.0
 
 
@@ -76,18 +78,19 @@ class RayWorker(Worker):
     """A worker process somewhere in the cluster.
 
     Args:
-        seat: Its place in an actor.
+        host: Its actor.
+        place: Its place there.
         make_env: Creates the environment, pickled with cloudpickle.
     """
 
-    def __init__(self, seat: Seat, make_env: bytes) -> None:
+    def __init__(self, host: HostHandle, place: int, make_env: bytes) -> None:
         super().__init__()
-        self.seat = seat
+        self.host, self.place = host, place
         self._pieces = 1
         self._waiting: deque[bytes] = deque()
         self._closing: Any = None
         # One request at a time: threads of an actor keep no order.
-        self._answer: Any = seat.actor.start.remote(seat.place, make_env, os.getcwd(), version("trl-gtr"))
+        self._answer: Any = host.actor.start.remote(place, make_env, os.getcwd(), version("trl-gtr"))
 
     def post(self, request: bytes) -> None:
         self._waiting.append(request)
@@ -95,8 +98,8 @@ class RayWorker(Worker):
 
     def _go_on(self) -> None:
         if self._answer is None and self._waiting:
-            ask = self.seat.actor.ask.options(num_returns=self._pieces)
-            self._answer = ask.remote(self.seat.place, self._waiting.popleft(), self._pieces)
+            ask = self.host.actor.ask.options(num_returns=self._pieces)
+            self._answer = ask.remote(self.place, self._waiting.popleft(), self._pieces)
 
     def fetch(self, timeout: float | None) -> bytes:
         import ray
@@ -128,32 +131,51 @@ class RayWorker(Worker):
         import ray
 
         self._close(patience)
+        if not ray.is_initialized():
+            return  # it has ended, and all actors with it
         try:
-            ray.get(self._closing, timeout=patience + GRACE)
-        except ray.exceptions.RayError:  # it is lost or can't be reached, with all its environments
-            self.seat.kill_actor()
-        self.seat.leave()
+            ray.get(self._closing, timeout=patience + _REACH)
+            reachable = True
+        except ray.exceptions.RayError:
+            reachable = False
+        self.host.leave(self.place, reachable)
 
     def _close(self, patience: float) -> None:
-        if self._closing is None:
-            self._closing = self.seat.actor.stop.remote(self.seat.place, patience)
-
-
-class Seat:
-    """A place in an actor, which is killed when its last one is left."""
-
-    def __init__(self, actor: Any, place: int, taken: set[int]) -> None:
-        self.actor, self.place, self._taken = actor, place, taken
-        taken.add(place)
-
-    def leave(self) -> None:
-        self._taken.discard(self.place)
-        if not self._taken:
-            self.kill_actor()
-
-    def kill_actor(self) -> None:
         import ray
 
+        if self._closing is None and ray.is_initialized():
+            self._closing = self.host.actor.stop.remote(self.place, patience)
+
+
+class HostHandle:
+    """An actor and its places. Each is taken once at most, and the actor is killed when the last one is left.
+
+    A worker that is replaced because it leaks memory therefore gets a fresh actor before long.
+    """
+
+    def __init__(self, actor: Any, places: int) -> None:
+        self.actor = actor
+        self._free, self._taken = list(reversed(range(places))), set[int]()
+        self._lock = threading.Lock()
+
+    def take(self) -> int | None:
+        """A place, or `None` if there is none left."""
+        with self._lock:
+            if not self._free:
+                return None
+            place = self._free.pop()
+            self._taken.add(place)
+            return place
+
+    def leave(self, place: int, reachable: bool) -> None:
+        """Give up a place, or the whole actor if it isn't `reachable`."""
+        import ray
+
+        with self._lock:
+            self._taken.discard(place)
+            if reachable and self._taken:
+                return
+            self._free = []
         with suppress(ray.exceptions.RayError):  # it is dead already
             ray.kill(self.actor)
 
@@ -170,20 +192,18 @@ class RayWorkers:
     def __init__(self, address: str | None = None, envs_per_actor: int = 1) -> None:
         connect(address)
         self.envs_per_actor = envs_per_actor
-        self._actor: Any = None
-        self._taken: set[int] = set()
-        self._free_places: list[int] = []
+        self._host = self._new_host()
         self._lock = threading.Lock()
 
     def __call__(self, make_env: bytes) -> RayWorker:
         with self._lock:
-            if not self._free_places:
-                # Places are never used twice: a worker that is replaced because it leaks gets a fresh actor too.
-                self._actor, self._taken = self._new_actor(), set()
-                self._free_places = list(reversed(range(self.envs_per_actor)))
-            return RayWorker(Seat(self._actor, self._free_places.pop(), self._taken), make_env)
+            if (place := self._host.take()) is None:
+                self._host = self._new_host()
+                place = self._host.take()
+            assert place is not None
+            return RayWorker(self._host, place, make_env)
 
-    def _new_actor(self) -> Any:
+    def _new_host(self) -> HostHandle:
         import ray
 
         variables = {
@@ -196,7 +216,7 @@ class RayWorkers:
             "scheduling_strategy": "SPREAD",
             "runtime_env": {"env_vars": variables},
         }
-        return ray.remote(Host).options(**options).remote()
+        return HostHandle(ray.remote(Host).options(**options).remote(), self.envs_per_actor)
 
 
 def connect(address: str | None) -> None:
@@ -228,7 +248,7 @@ def _check_address(address: str) -> None:
     if "://" in address or not host or not port.isdecimal():
         raise ValueError(
             f"`ray_address` must be 'auto' or HOST:PORT, not {address!r}. Ray Client (ray://) is not supported: run "
-            "`ray start --address=HOST:6379` on this machine, so that it joins the cluster, and set ray_address='auto'."
+            "`ray start --address=HOST:6379` on this machine, so that it joins the cluster, and set it to 'auto'."
         )
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECTION_TIMEOUT).close()

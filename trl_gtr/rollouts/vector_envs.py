@@ -25,8 +25,8 @@ class Vectorization:
     """Where environments run.
 
     Args:
-        kind: `"local"`: in this process. `"workers"`: each in a process of its own. `"ray"`: each in a process of a Ray
-            cluster. `"auto"`: as the task says.
+        kind: `"local"`: in this process. `"workers"`: each in a process of its own. `"ray"`: each in a process of a
+            Ray cluster. `"auto"`: as the task says.
         ray_address: See `GTRConfig.ray_address`.
         ray_envs_per_actor: See `GTRConfig.ray_envs_per_actor`.
     """
