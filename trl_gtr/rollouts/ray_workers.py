@@ -230,7 +230,7 @@ def connect(address: str | None) -> None:
     if address is None:
         ray.init(address="local", include_dashboard=False, logging_level="warning")
         return
-    _check_address(address)
+    check_address(address)
     try:
         ray.init(address=address, logging_level="warning")
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
@@ -240,7 +240,7 @@ def connect(address: str | None) -> None:
         ) from error
 
 
-def _check_address(address: str) -> None:
+def check_address(address: str) -> None:
     """Raise if nothing listens there: Ray itself would try for a minute, and then end the process."""
     if address == "auto":
         return
