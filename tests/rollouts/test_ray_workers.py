@@ -1,4 +1,4 @@
-"""Environments in a Ray cluster: the rollouts of workers on one machine, and as hard to kill. Two nodes are simulated."""
+"""Environments in a Ray cluster of simulated nodes: the rollouts of workers on one machine, and as hard to kill."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ def cluster() -> Iterator[Any]:
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
     cluster.add_node(num_cpus=2)
+    cluster.wait_for_nodes()
     connect(cluster.address)
     yield cluster
     ray.shutdown()
@@ -125,9 +126,6 @@ def test_a_lost_worker_costs_one_episode_and_its_neighbours_none(pairs: RayWorke
             assert infos["final_obs"][0].tolist() == before[0].tolist() == [1, final["target"]]
             assert observations[0][0] == 0  # a new episode has begun
         assert envs.lost_episodes == 3
-        with pytest.raises(RuntimeError, match="lost 3 times"), pytest.warns(UserWarning, match="is replaced"):
-            for _ in range(3):
-                envs.step(["raise", "go"])
     finally:
         envs.close()
 
@@ -168,10 +166,10 @@ def test_a_node_killed_in_mid_rollout_costs_its_episodes_and_no_more(cluster: An
     """The same rollout as on one machine where the same workers are killed in the same step."""
     node, task = cluster.add_node(num_cpus=2), CounterTask("sync")
     cluster.wait_for_nodes()
-    with closing(RolloutCollector(task, num_envs=6, seed=3, vectorization=on_ray(cluster))) as collector:
+    with closing(RolloutCollector(task, num_envs=6, seed=3, vectorization=on_ray(cluster, 2))) as collector:
         workers = list(collector.parts[0].envs.workers)  # type: ignore[union-attr]
         there = [i for i, worker in enumerate(workers) if node_of(worker) == node.node_id]
-        assert 0 < len(there) < 6
+        assert len(there) == 2
 
         def kill_node() -> None:
             cluster.remove_node(node, allow_graceful=False)
@@ -197,19 +195,21 @@ def test_a_node_killed_in_mid_rollout_costs_its_episodes_and_no_more(cluster: An
 
 
 def test_a_state_goes_from_any_vectorization_to_any_other(cluster: Any) -> None:
+    engine = FunctionEngine(says())
     kinds = (Vectorization("local"), Vectorization("workers"), on_ray(cluster, 2))
-    with closing(RolloutCollector(CounterTask(), num_envs=2, seed=1, vectorization=kinds[0])) as unbroken:
-        unbroken.collect(FunctionEngine(says()), 3)
-        expected = played(unbroken.collect(FunctionEngine(says()), 5))
-    for first in kinds:
-        with closing(RolloutCollector(CounterTask(), num_envs=2, seed=1, vectorization=first)) as collector:
-            collector.collect(FunctionEngine(says()), 3)
-            state = decode(json.loads(json.dumps(encode(collector.state_dict()))))
-        for second in kinds:
-            if "ray" in (first.kind, second.kind):
-                with closing(RolloutCollector(CounterTask(), num_envs=2, seed=9, vectorization=second)) as collector:
-                    collector.load_state_dict(state)
-                    assert played(collector.collect(FunctionEngine(says()), 5)) == expected
+    with ExitStack() as stack:
+        collectors = [
+            stack.enter_context(closing(RolloutCollector(CounterTask(), num_envs=2, seed=1, vectorization=kind)))
+            for kind in kinds
+        ]
+        for collector in collectors:
+            collector.collect(engine, 3)
+        states = [decode(json.loads(json.dumps(encode(collector.state_dict())))) for collector in collectors]
+        expected = played(collectors[0].collect(engine, 5))
+        for collector in collectors:
+            for state in states:
+                collector.load_state_dict(state)
+                assert played(collector.collect(engine, 5)) == expected
 
 
 def test_an_evaluation_is_the_same_on_ray(cluster: Any) -> None:
@@ -227,7 +227,12 @@ def test_a_run_continues_on_ray_where_workers_left_it(cluster: Any, tmp_path: Pa
     def trainer(name: str, **settings: Any) -> GTRTrainer:
         args = quiet_config(
             tmp_path / name,
-            **{"max_completion_length": 64, "save_strategy": "steps", "save_steps": 1, "eval_episodes": 3, **settings},
+            max_completion_length=64,
+            save_strategy="steps",
+            save_steps=1,
+            eval_episodes=3,
+            lr_scheduler_type="constant",
+            **settings,
         )
         return GTRTrainer("tiny", args, make_task("number_line"), ExpertCorrector())
 
@@ -238,15 +243,14 @@ def test_a_run_continues_on_ray_where_workers_left_it(cluster: Any, tmp_path: Pa
     unbroken = trainer("unbroken")
     unbroken.train()
     expected = log_of(unbroken)
-    first = trainer("moved", vectorization="workers", total_env_steps=16, lr_scheduler_type="constant")
+    first = trainer("moved", vectorization="workers", total_env_steps=16)
     first.train()
     first.close()
     second = trainer("moved", vectorization="ray", ray_address=cluster.address, overwrite=False)
     second.train(resume_from_checkpoint=True)
     assert second.evaluate().episodes == unbroken.evaluate().episodes
     second.close()
-    log = {name: value for name, value in log_of(second).items()}
-    assert log == expected
+    assert log_of(second) == expected | {"episode/worker_lost": 0.0}
 
 
 def test_large_answers_come_whole(pairs: RayWorkers) -> None:
@@ -271,7 +275,7 @@ def test_an_environment_that_cannot_be_created_is_refused(cluster: Any, monkeypa
     def broken() -> Any:
         raise ValueError("there is no such game")
 
-    with pytest.raises(WorkerRefused, match="^there is no such game$"):
+    with pytest.raises(WorkerRefused, match=r"^there is no such game$"):
         WorkerVectorEnv(broken, 1, start_worker=RayWorkers(cluster.address))
     monkeypatch.setattr("trl_gtr.rollouts.ray_workers.version", lambda name: "0.0")
     with pytest.raises(WorkerRefused, match=r"the run has 0\.0: install the same version on every node"):

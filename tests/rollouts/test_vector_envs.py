@@ -1,4 +1,4 @@
-"""Where environments run: as the task says, or as the settings do. What needs a Ray cluster is in test_ray_workers.py."""
+"""Where environments run: as the task says, or as the settings do; and a Ray cluster that can't be used."""
 
 from __future__ import annotations
 
