@@ -103,6 +103,16 @@ class GTRConfig(EngineFields, PPOConfig):
         "environments step and their images are processed, in the background. For slow environments (see "
         "docs/scaling). Not with groups.",
     )
+    vectorization: Literal["auto", "local", "workers", "ray"] = _field(
+        "auto",
+        "Where environments run: 'local', in this process; 'workers', each in a process of its own; 'ray', each in a "
+        "process of a Ray cluster. 'auto': as the task says, 'local' or 'workers'. The rollouts are the same.",
+        resume="free",
+    )
+    ray_address: str | None = _field(
+        None, "A running Ray cluster: HOST:PORT or 'auto'. None: a Ray of its own on this machine.", resume="free"
+    )
+    ray_envs_per_actor: int = _field(1, "Environments per Ray actor, each in its own process.", "free", at_least=1)
     max_completion_length: int = _field(256, "Maximum number of new tokens per response. Paper: 256.", at_least=1)
     feature_cache_gb: float = _field(
         2.0,
