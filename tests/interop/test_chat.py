@@ -57,13 +57,16 @@ def test_every_response_is_a_call_until_the_episode_is_over(tiny: tuple[Any, Any
     tokenizer = processor.tokenizer
     for text in ('{"action": "+"}', " no JSON at all\n", '{"thoughts": "The episode is not over.", "action": "-"}'):
         prompt = processor.apply_chat_template([user("one")], add_generation_prompt=True)
-        parsed = parse_response(tokenizer, tokenizer(text + "</s>")["input_ids"], prefix=tokenizer(prompt)["input_ids"])
+        parsed = parse_response(
+            tokenizer, tokenizer(text + "</s>")["input_ids"], prefix=tokenizer(prompt)["input_ids"]
+        )
         (call,) = parsed["tool_calls"]
         assert call["function"] == {"name": "act", "arguments": {"response": text}}
     over = {"role": "tool", "content": [{"type": "text", "text": EPISODE_OVER}]}
     prompt = processor.apply_chat_template([user("one"), called("x"), over], add_generation_prompt=True)
     parsed = parse_response(tokenizer, tokenizer("bye</s>")["input_ids"], prefix=tokenizer(prompt)["input_ids"])
-    assert "tool_calls" not in parsed and parsed["content"].endswith("bye")
+    assert "tool_calls" not in parsed
+    assert parsed["content"].endswith("bye")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +133,8 @@ def test_grpo_trains_on_whole_episodes(tiny: tuple[Any, Any], tmp_path: Any) -> 
     logs = trainer.state.log_history[0]
     returns = [environment.get_reward() for environment in trainer.environments]
     assert logs["rewards/TaskEnvironment/mean"] == pytest.approx(sum(returns) / 8)
-    assert logs["tools/call_frequency"] >= 1 and logs["tools/failure_frequency"] == 0
+    assert logs["tools/call_frequency"] >= 1
+    assert logs["tools/failure_frequency"] == 0
     starts = [environment._begun().index for environment in trainer.environments]
     assert sorted(starts) == [0] * 4 + [1] * 4
     assert len(set(returns)) > 1  # otherwise nothing would be learned

@@ -34,11 +34,14 @@ def test_an_episode_from_start_to_end() -> None:
     task = make_task("number_line")
     environment = environment_factory(task)()
     picture, prompt = blocks(environment.reset(episode=3))
-    assert picture.shape == (300, 300, 3) and prompt == task.prompt(picture, {})
-    assert environment.get_reward() == 0 and success([environment]) == [0]
+    assert picture.shape == (300, 300, 3)
+    assert prompt == task.prompt(picture, {})
+    assert environment.get_reward() == 0
+    assert success([environment]) == [0]
     assert play(environment, 3) == [{"type": "text", "text": EPISODE_OVER}]
     won = environment.get_reward()
-    assert won == 1 and success([environment]) == [1]
+    assert won == 1
+    assert success([environment]) == [1]
     assert environment.act("anything") == [{"type": "text", "text": EPISODE_OVER}]  # what follows changes nothing
     assert environment.get_reward() == won
 
@@ -46,7 +49,8 @@ def test_an_episode_from_start_to_end() -> None:
 def test_the_rollouts_of_a_group_start_in_the_same_state() -> None:
     factory = environment_factory(make_task("points24"))
     pictures = [blocks(factory().reset(episode=episode))[0] for episode in (0, 0, 1)]
-    assert np.array_equal(pictures[0], pictures[1]) and not np.array_equal(pictures[0], pictures[2])
+    assert np.array_equal(pictures[0], pictures[1])
+    assert not np.array_equal(pictures[0], pictures[2])
     other = environment_factory(make_task("points24"), seed=1)()
     assert not np.array_equal(pictures[0], blocks(other.reset(episode=0))[0])
 
@@ -70,7 +74,8 @@ def test_the_rules_are_those_of_training() -> None:
     penalised = environment_factory(make_task("number_line"), invalid_action="penalty")()
     before, _ = blocks(penalised.reset(episode=0))
     after, _ = blocks(penalised.act("no JSON"))
-    assert np.array_equal(before, after) and penalised.get_reward() == INVALID_ACTION_PENALTY
+    assert np.array_equal(before, after)
+    assert penalised.get_reward() == INVALID_ACTION_PENALTY
     random = environment_factory(make_task("number_line"))()
     random.reset(episode=0)
     random.act("no JSON")
@@ -104,7 +109,8 @@ def test_the_model_is_offered_one_tool() -> None:
     methods = dict(inspect.getmembers(environment, predicate=inspect.ismethod))
     assert {name for name in methods if not name.startswith("_")} == {"reset", "get_reward", "act"}
     schema = get_json_schema(environment.act)["function"]
-    assert schema["name"] == "act" and schema["parameters"]["properties"]["response"]["type"] == "string"
+    assert schema["name"] == "act"
+    assert schema["parameters"]["properties"]["response"]["type"] == "string"
 
 
 def test_rows_are_numbered() -> None:

@@ -1,4 +1,4 @@
-"""Model and processor for TRL's tool calls: the agent writes plain JSON, and each response counts as a call of `act`."""
+"""Model and processor for TRL's tool calls: the agent writes plain JSON; each response is a call of `act`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..policy.loading import eos_token_ids, suppressed_tokens
 EPISODE_OVER = "The episode is over."
 """The last result of `act`. What the model writes after it is no call, so TRL ends the rollout."""
 
-# Turns a conversation with tool calls into one with user and assistant turns, which every chat template renders. Calls of
+# Turns a conversation with tool calls into one of user and assistant turns, which every chat template renders. Calls of
 # other tools, of which there are none, are spelled out: TRL checks that a template can render a call by its name.
 PRELUDE = """\
 {%- set tools = none -%}
@@ -103,7 +103,7 @@ def _response_template(eos_token: str) -> dict[str, Any]:
 
 
 def _ignore_token_types(model: PreTrainedModel) -> None:
-    """Let `forward` take `token_type_ids`, and say so in its signature, by which `generate` checks what it is given."""
+    """Let `forward` take `token_type_ids`, and say so in its signature, by which `generate` checks its arguments."""
     own = type(model)
     parameters = list(inspect.signature(own.forward).parameters.values())
     if any(parameter.name == "token_type_ids" for parameter in parameters):

@@ -95,7 +95,7 @@ def environment_factory(task: Task, *, seed: int = 0, invalid_action: str = "ran
 
 
 def episodes(count: int, first: int = 0) -> Dataset:
-    """The data set to go with it: a row for each of `count` episodes. TRL plays a row once for each rollout of its group.
+    """The data set to go with it: a row for each of `count` episodes. TRL plays it once for each rollout of a group.
 
     Args:
         count: Number of different starts.

@@ -1,6 +1,4 @@
-"""The grid model's vocabulary: the prompts of FrozenLake and MiniGrid, positions, objects, and the fixed parts of their
-responses.
-"""
+"""The grid model's vocabulary: FrozenLake's and MiniGrid's prompts, positions, objects, and fixed parts of responses."""
 
 from __future__ import annotations
 
@@ -49,6 +47,4 @@ def _readings(task: Task) -> Sequence[Mapping[str, Any]]:
         sentence, thing = minigrid.REASON.format(plan=BLANK, move=BLANK), f"{BLANK} at {BLANK}"
         return [{"ahead": BLANK, "objects": things, "thoughts": sentence} for things in ([], [thing, thing])]
     sentence = frozen_lake.REASON.format(player=BLANK, goal=BLANK, kind="shortest", move=BLANK)
-    return [
-        {"player": BLANK, "goal": BLANK, "holes": holes, "thoughts": sentence} for holes in ([], [BLANK, BLANK])
-    ]
+    return [{"player": BLANK, "goal": BLANK, "holes": holes, "thoughts": sentence} for holes in ([], [BLANK, BLANK])]
