@@ -13,7 +13,7 @@ from ..policy.loading import eos_token_ids, suppressed_tokens
 EPISODE_OVER = "The episode is over."
 """The last result of `act`. What the model writes after it is no call, so TRL ends the rollout."""
 
-# Turns a conversation with tool calls into one of user and assistant turns, which every chat template renders. Calls of
+# Turns a conversation with tool calls into user and assistant turns, which every chat template renders. Calls of
 # other tools, of which there are none, are spelled out: TRL checks that a template can render a call by its name.
 PRELUDE = """\
 {%- set tools = none -%}

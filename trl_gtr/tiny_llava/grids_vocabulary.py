@@ -1,4 +1,4 @@
-"""The grid model's vocabulary: FrozenLake's and MiniGrid's prompts, positions, objects, and fixed parts of responses."""
+"""The grid model's vocabulary: FrozenLake's and MiniGrid's prompts, positions, objects, and parts of responses."""
 
 from __future__ import annotations
 
