@@ -25,7 +25,7 @@ from .distributed.progress import BarProgress, Progress
 from .distributed.signals import StopSignals
 from .distributed.trl_bridge import PPOBridge
 from .engines.base import Engine
-from .engines.choice import check_engine, make_engine
+from .engines.choice import make_engine
 from .engines.transformers import TransformersEngine
 from .evaluation.all_ranks import evaluate_on_all_ranks
 from .evaluation.evaluate import count_episodes
@@ -47,7 +47,7 @@ from .rollouts.all_ranks import collect_on_all_ranks, make_collector
 from .rollouts.clock import Clock
 from .runs.callbacks import GTRProgressCallback, logging_callbacks
 from .runs.checkpointer import GuideFiles, Part, RunCheckpointer, RunCounters
-from .runs.given import check_args, check_memory, check_task_given
+from .runs.given import check_given, check_prompt_length
 from .runs.hopeless import HopelessRunCallback
 from .runs.length import RunLength
 from .runs.manifest import describe_run
@@ -57,7 +57,6 @@ from .runs.stopping import RunStopper, Snapshot
 from .runs.update_metrics import update_metrics
 from .storage.state_files import LINKED_FILES, TENSORS
 from .tasks.base import Task
-from .tasks.memory import fullest_prompt
 from .types import Rollout
 
 logger = logging.getLogger(__name__)
@@ -99,9 +98,7 @@ class GTRTrainer(PPOBridge):
         guide: Guide | None = None,
         advantage_estimator: AdvantageEstimator | None = None,
     ) -> None:
-        args, task = check_args(args), check_task_given(task)
-        check_engine(args)
-        check_memory(task, args)
+        args, task = check_given(args, task)
         self.task, self.eval_task = task, Task.ensure(eval_task or task)
         self.guide = choose_guide(guide, corrector, args)
         self.guide.check(task)
@@ -120,8 +117,7 @@ class GTRTrainer(PPOBridge):
         hidden_size = model.config.get_text_config().hidden_size
         value_head = ValueHead(hidden_size, args.value_head_sizes) if self.estimator.needs_values else None
         self.policy = VLMPolicy.from_settings(model, processing_class, args)
-        first = self.collector.images[0], self.collector.infos[0]
-        self.policy.check_history(fullest_prompt(task, *first), first[0])
+        check_prompt_length(self.policy, self.collector)
         given = {"callbacks": callbacks, "optimizers": optimizers, "peft_config": peft_config}
         super().__init__(args, model, value_head, processing_class, **given)
         self.processes = Processes(self.accelerator, args.ddp_timeout)
