@@ -920,6 +920,16 @@ def test_the_phases_have_moments_of_their_own(make_trainer):
     assert head not in trainer.updater._moments  # which cloning has nothing to do with
 
 
+def test_the_number_of_labels_limits_a_cloning_phase(make_trainer):
+    trainer = make_trainer(update_schedule="separate", cloning_steps=100, cloning_epochs=0.5, total_env_steps=32)
+    trainer.train()
+    moments = trainer.updater._moments[trainer.trained.policy.get_output_embeddings().weight]
+    labels = [entry["buffer/size"] for entry in trainer.state.log_history]
+    assert int(moments["step"]) == sum(math.ceil(0.5 * each / trainer.args.mini_batch_size) for each in labels)
+    with pytest.raises(ValueError, match="needs `update_schedule='separate'`"):
+        make_trainer(cloning_epochs=1)
+
+
 def test_resume_true_takes_the_newest_and_says_if_there_is_none(make_trainer):
     with pytest.raises(ValueError, match="holds no checkpoint"):
         make_trainer(overwrite=False).train(resume_from_checkpoint=True)

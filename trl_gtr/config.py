@@ -14,7 +14,7 @@ from accelerate import PartialState
 from accelerate.utils import str_to_bool
 from transformers.utils import is_torch_bf16_gpu_available
 
-from .distributed.engine_fields import EngineFields
+from .distributed.engine_fields import EngineFields, EnvironmentFields
 from .distributed.field_rules import INHERITED, Rule, field_with_rule as _field, suggest_fields
 from .distributed.ppo_base import PPOConfig
 from .distributed.presets import PRESETS
@@ -29,7 +29,7 @@ MODEL_INIT_KWARGS = ("model_init_kwargs", '{"dtype": "bfloat16"}')
 
 @suggest_fields
 @dataclass
-class GTRConfig(EngineFields, PPOConfig):
+class GTRConfig(EngineFields, EnvironmentFields, PPOConfig):
     """Configuration of [`GTRTrainer`].
 
     One update collects `num_envs × rollout_steps` environment steps and learns from them in mini-batches of
@@ -103,16 +103,6 @@ class GTRConfig(EngineFields, PPOConfig):
         "environments step and their images are processed, in the background. For slow environments (see "
         "docs/scaling). Not with groups.",
     )
-    vectorization: Literal["auto", "local", "workers", "ray"] = _field(
-        "auto",
-        "Where environments run: 'local', in this process; 'workers', each in a process of its own; 'ray', each in a "
-        "process of a Ray cluster. 'auto': as the task says, 'local' or 'workers'. The rollouts are the same.",
-        resume="free",
-    )
-    ray_address: str | None = _field(
-        None, "A running Ray cluster: HOST:PORT or 'auto'. None: a Ray of its own on this machine.", resume="free"
-    )
-    ray_envs_per_actor: int = _field(1, "Environments per Ray actor, each in its own process.", "free", at_least=1)
     max_completion_length: int = _field(256, "Maximum number of new tokens per response. Paper: 256.", at_least=1)
     feature_cache_gb: float = _field(
         2.0,
@@ -218,6 +208,12 @@ class GTRConfig(EngineFields, PPOConfig):
         "'joint' (paper): one summed loss per micro-batch. 'separate': a separate cloning phase after PPO.",
     )
     cloning_steps: int = _field(16, "Mini-batches in the separate cloning phase.", at_least=1)
+    cloning_epochs: float | None = _field(
+        None,
+        "At most this many passes over all labels in one cloning phase, whatever `cloning_steps`: many steps on a few "
+        "labels overfit. None: no limit.",
+        above=0,
+    )
     cloning_learning_rate: float | None = _field(
         None, "Learning rate in the separate cloning phase, on the run's schedule; None or 0: `learning_rate`."
     )
@@ -410,6 +406,10 @@ class GTRConfig(EngineFields, PPOConfig):
         require(
             not self.cloning_learning_rate or self.update_schedule == "separate",
             "`cloning_learning_rate` needs `update_schedule='separate'`: a joint step has only one learning rate.",
+        )
+        require(
+            self.cloning_epochs is None or self.update_schedule == "separate",
+            "`cloning_epochs` needs `update_schedule='separate'`: joint steps clone as often as PPO steps.",
         )
         require(
             not self.cloning_learning_rate or self.learning_rate > 0,

@@ -1,4 +1,7 @@
-"""The settings of the engine that generates. Names are those of TRL's `GRPOConfig` where it has them."""
+"""Settings of the engine that generates, and of where environments run.
+
+Names are those of TRL's `GRPOConfig` where it has them.
+"""
 
 from __future__ import annotations
 
@@ -85,3 +88,20 @@ class EngineFields:
         resume="free",
         above=0,
     )
+
+
+@dataclass
+class EnvironmentFields:
+    """Where environments run."""
+
+    # --- the environments -------------------------------------------------------------------------------------
+    vectorization: Literal["auto", "local", "workers", "ray"] = _field(
+        "auto",
+        "Where environments run: 'local', in this process; 'workers', each in a process of its own; 'ray', each in a "
+        "process of a Ray cluster. 'auto': as the task says, 'local' or 'workers'. The rollouts are the same.",
+        resume="free",
+    )
+    ray_address: str | None = _field(
+        None, "A running Ray cluster: HOST:PORT or 'auto'. None: a Ray of its own on this machine.", resume="free"
+    )
+    ray_envs_per_actor: int = _field(1, "Environments per Ray actor, each in its own process.", "free", at_least=1)
