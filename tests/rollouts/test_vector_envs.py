@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import socket
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -110,15 +109,10 @@ def test_several_processes_share_a_cluster(tmp_path: Path, monkeypatch: pytest.M
         Vectorization.from_settings(args)
 
 
-def closed_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
-
-
 @pytest.mark.parametrize(
     ("address", "remedy"),
     [
-        (closed_port(), "No Ray cluster answers at .* that `ray start --head` was run there"),
+        ("127.0.0.1:1", "No Ray cluster answers at .* that `ray start --head` was run there"),
         ("127.0.0.1:99999", "No Ray cluster answers"),
         ("ray://127.0.0.1:10001", "Ray Client .* is not supported: run `ray start --address"),
         ("here", "must be 'auto' or HOST:PORT, not 'here'"),
