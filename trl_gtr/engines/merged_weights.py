@@ -47,8 +47,8 @@ def check_mergeable(policy: Any) -> None:
         own = module.original_module if isinstance(module, ModulesToSaveWrapper) else module.get_base_layer()
         if any(uses[id(weight)] > 1 for weight in own.parameters()):
             raise ValueError(
-                f"The adapter changes {name}, whose weight is tied to another layer's, so a merged copy can't tell the "
-                f"two apart: leave it out of the adapter, {remedy}."
+                f"The adapter changes {name}, whose weight another layer shares: a merged copy would change both. "
+                f"Leave it out of the adapter, {remedy}."
             )
 
 
@@ -62,7 +62,8 @@ def _changed_modules(base: nn.Module) -> Iterator[tuple[str, Any]]:
 def _merged(module: Any, adapter: str) -> nn.Module:
     """A module without adapter that computes the same."""
     if isinstance(module, ModulesToSaveWrapper):
-        return module.modules_to_save[adapter] if adapter in module.modules_to_save else module.original_module
+        trained = module.modules_to_save
+        return trained[adapter] if adapter in trained else module.original_module  # noqa: SIM401 (it has no `get`)
     merged = copy.deepcopy(module)
     merged.merge(adapter_names=[adapter])
     return merged.get_base_layer()

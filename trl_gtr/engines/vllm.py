@@ -94,19 +94,28 @@ class VLLMEngine(Engine):
     def generate(self, prompts: Sequence[str], images: Sequence[np.ndarray], greedy: bool = False) -> list[Generation]:
         """Generate one response per prompt and image. Draws one seed per request from torch's global RNG, unless
         `greedy`."""
-        inputs = self.policy.encoder.encode(prompts, images)
-        rows = zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
-        expanded = [ids[mask.bool()].tolist() for ids, mask in rows]
-        seeds = [None] * len(prompts) if greedy else torch.randint(2**62, (len(prompts),)).tolist()
-        requests = [
-            Request(collapse_image_tokens(ids, self.image_token), image, self._sampling[greedy] | {"seed": seed})
-            for ids, image, seed in zip(expanded, images, seeds, strict=True)
-        ]
-        sampled = self.backend.sample(requests, self.version)
+        expanded = self.prompt_ids(prompts, images)
+        sampled = self.backend.sample(self.requests(expanded, images, greedy), self.version)
         check_sampled(expanded, sampled)
         return [
             self.policy.read_generation(np.array(each.ids, np.int64), np.array(each.logprobs, np.float32))
             for each in sampled
+        ]
+
+    def prompt_ids(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> list[list[int]]:
+        """Each prompt as the learner scores it."""
+        inputs = self.policy.encoder.encode(prompts, images)
+        rows = zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
+        return [ids[mask.bool()].tolist() for ids, mask in rows]
+
+    def requests(
+        self, prompt_ids: Sequence[list[int]], images: Sequence[np.ndarray], greedy: bool = False
+    ) -> list[Request]:
+        """What vLLM is asked for, with a new seed each."""
+        seeds = [None] * len(images) if greedy else torch.randint(2**62, (len(images),)).tolist()
+        return [
+            Request(collapse_image_tokens(ids, self.image_token), image, self._sampling[greedy] | {"seed": seed})
+            for ids, image, seed in zip(prompt_ids, images, seeds, strict=True)
         ]
 
     def close(self) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from PIL import Image
-from safetensors.torch import save_file
 
 from ..config import GTRConfig
 from ..distributed.random_states import same_random_states
 from ..policy.loading import unwrap_adapter
 from .vllm_requests import Backend, Request, Sampled
+from .vllm_weight_files import sync_folder, write_weights
 from .vllm_worker import WORKER_EXTENSION
 
 _ON_CPU = {
@@ -45,7 +45,7 @@ class ColocatedVLLM(Backend):
         self._sampling_params = vllm.SamplingParams
         self._sleeps, self._shards = args.vllm_enable_sleep_mode, args.vllm_tensor_parallel_size
         self._owns_group = not dist.is_initialized()
-        set_num_threads = torch.set_num_threads
+        set_num_threads, on_cpu = torch.set_num_threads, not torch.cuda.is_available()
         with tempfile.TemporaryDirectory() as folder, same_random_states():
             base = unwrap_adapter(model)
             base.config.save_pretrained(folder)
@@ -63,7 +63,9 @@ class ColocatedVLLM(Backend):
                 gpu_memory_utilization=args.vllm_gpu_memory_utilization,
                 tensor_parallel_size=self._shards,
                 enable_sleep_mode=self._sleeps,
-                enforce_eager=not torch.cuda.is_available(),
+                enforce_eager=on_cpu,
+                # a seeded request whose prompt is split ends with an error there
+                enable_chunked_prefill=False if on_cpu else None,
                 disable_log_stats=True,
                 seed=args.seed,
                 **self._launcher(),
@@ -101,13 +103,16 @@ class ColocatedVLLM(Backend):
         states = self.llm.collective_rpc("gtr_state")
         if any(state["version"] != version for state in states):
             raise RuntimeError(f"vLLM has other weights ({states}) than the learner's latest ({version}).")
+        answers = self.llm.generate(*self.arguments(requests), use_tqdm=False)
+        return [_read(answer) for answer in answers]
+
+    def arguments(self, requests: Sequence[Request]) -> tuple[list[Any], list[Any]]:
+        """Prompts and sampling parameters for vLLM's own `generate`."""
         prompts = [
             {"prompt_token_ids": each.ids, "multi_modal_data": {"image": Image.fromarray(each.image)}}
             for each in requests
         ]
-        parameters = [self._sampling_params(**each.sampling) for each in requests]
-        answers = self.llm.generate(prompts, parameters, use_tqdm=False)
-        return [_read(answer) for answer in answers]
+        return prompts, [self._sampling_params(**each.sampling) for each in requests]
 
     @contextmanager
     def awake(self) -> Iterator[None]:
@@ -146,16 +151,3 @@ def check_family(model: Any, supported: Iterable[str]) -> None:
         raise ValueError(
             f"The installed vLLM has no {name}. Use engine='transformers', or a vLLM release that supports this model."
         )
-
-
-def sync_folder(chosen: str | None) -> str:
-    """Where weights are put for processes of this machine: in memory, if possible."""
-    if chosen is not None:
-        return chosen
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
-
-
-def write_weights(weights: Iterable[tuple[str, torch.Tensor]], path: Path) -> Path:
-    """Write weights as a safetensors file."""
-    save_file({name: weight.cpu().contiguous() for name, weight in weights}, path)
-    return path

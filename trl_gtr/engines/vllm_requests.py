@@ -82,10 +82,9 @@ def check_sampled(expected: Sequence[Sequence[int]], sampled: Sequence[Sampled])
     for prompt, answer in zip(expected, sampled, strict=True):
         if list(prompt) != answer.prompt_ids:
             raise ValueError(
-                f"vLLM made {len(answer.prompt_ids)} tokens of a prompt that the learner scores with {len(prompt)}"
-                f"{' other' if len(prompt) == len(answer.prompt_ids) else ''} tokens, so the two would not be the same "
-                "policy. It expands this model's images in another way: use engine='transformers', or a server that "
-                "has the same processor files and transformers version."
+                f"vLLM's tokens for a prompt ({len(answer.prompt_ids)}) are not those that the learner scores "
+                f"({len(prompt)}): it expands this model's images in another way. Use engine='transformers', or a "
+                "server with the same processor files and release of transformers."
             )
         if not np.isfinite(answer.logprobs).all():
             raise FloatingPointError("generation produced NaN logits")

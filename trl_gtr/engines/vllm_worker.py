@@ -57,8 +57,7 @@ class WeightReceiver:
 
 
 class Checksums:
-    """Of the norm layers' weights, the only ones that no engine splits, joins or packs: what was sent has to be what is
-    in use afterwards."""
+    """Of the norm layers' weights, which vLLM neither splits nor joins nor packs: those in use must be those sent."""
 
     def __init__(self) -> None:
         self._sent: list[torch.Tensor] = []
