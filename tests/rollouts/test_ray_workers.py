@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -69,6 +70,12 @@ def node_of(worker: Any) -> str:
     )
 
 
+def losses(said: Any) -> list[int]:
+    """The environments whose loss was warned of; Ray may warn of other things."""
+    found = (re.match(r"The worker of environment (\d+) is replaced", str(each.message)) for each in said)
+    return [int(match[1]) for match in found if match]
+
+
 def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
@@ -118,7 +125,7 @@ def test_a_lost_worker_costs_one_episode_and_its_neighbours_none(pairs: RayWorke
             assert envs.lost_episodes == lost
             with pytest.warns(UserWarning, match=reason) as said:
                 observations, rewards, terminated, truncated, infos = envs.step([action, "go"])
-            assert len(said) == 1
+            assert losses(said) == [0]
             assert (rewards[0], terminated[0], truncated[0], truncated[1]) == (0.0, False, True, False)
             assert rewards[1] > 0
             final = unpack_infos(infos, 2)[0]["final_info"]
@@ -140,7 +147,7 @@ def test_a_lost_actor_costs_the_episodes_of_all_its_environments(pairs: RayWorke
         ray.kill(envs.workers[0].host.actor)  # type: ignore[attr-defined]
         with pytest.warns(UserWarning, match="Ray actor or node is lost") as said:
             _, rewards, _, truncated, _ = envs.step(["go"] * 4)
-        assert len(said) == 2
+        assert losses(said) == [0, 1]
         assert truncated.tolist() == [True, True, False, False]
         assert (rewards > 0).tolist() == [False, False, True, True]
         assert envs.step(["go"] * 4)[1][0] == 1.0
@@ -177,7 +184,8 @@ def test_a_node_killed_in_mid_rollout_costs_its_episodes_and_no_more(cluster: An
 
         with pytest.warns(UserWarning, match="Ray actor or node is lost") as said:
             rollout = collector.collect(FunctionEngine(KillsAt(3, kill_node)), 8)
-        assert len(said) == len(there) == collector.parts[0].envs.lost_episodes  # type: ignore[union-attr]
+        assert set(losses(said)) == set(there)
+        assert collector.parts[0].envs.lost_episodes == len(there)  # type: ignore[union-attr]
         assert not any(map(is_lost, collector.parts[0].envs.workers))  # type: ignore[union-attr]
     with closing(RolloutCollector(task, num_envs=6, seed=3, vectorization=Vectorization("workers"))) as collector:
         processes = list(collector.parts[0].envs.workers)  # type: ignore[union-attr]
