@@ -37,7 +37,7 @@ def configuration_fields() -> str:
 
     rows = []
     for field in dataclasses.fields(GTRConfig):
-        if field.name in GTRConfig.__annotations__ and field.name not in refused_fields():
+        if "rule" in field.metadata and field.name not in refused_fields():
             default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
             rows.append((f"`{field.name}`", f"`{default!r}`", field.metadata["help"]))
     return _table(("field", "default", "what it does"), rows)

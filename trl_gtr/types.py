@@ -304,6 +304,8 @@ class Transition:
     """Position in the episode."""
     substitute: str | None = None
     """The random legal action played instead; `None` if the agent's own was played or the step was skipped."""
+    sampler_logprobs: np.ndarray | None = None
+    """See `Generation.logprobs`."""
 
 
 @dataclass
@@ -319,6 +321,8 @@ class Rollout:
     last_prompts: list[str]
     episodes: list[Sequence[Transition]] = field(default_factory=list)
     """Complete episodes that ended in this rollout, including steps from earlier rollouts (without images)."""
+    in_workers: bool = False
+    """Whether environments ran in workers. An episode lost with its worker has `worker_lost` in its final info."""
     stop_reason: str | None = None
     """Why the run should end after this rollout (the corrector's budget is spent)."""
     times: dict[str, float] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import functools
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
@@ -61,6 +61,14 @@ class FieldMetadata(dict[str, Any]):
 
     def copy(self) -> dict[str, Any]:
         return {"help": self["help"]}
+
+
+def field_with_rule(
+    default: Any, help: str, resume: Literal["same", "free"] = "same", default_factory: Any = MISSING, **rule: Any
+) -> Any:
+    """A field with its help and rule. Fields that affect learning must be the same in a resumed run."""
+    metadata = FieldMetadata(help=help, rule=Rule(resume, **rule))
+    return field(default=default, default_factory=default_factory, metadata=metadata)
 
 
 def suggest_fields(cls: type[T]) -> type[T]:

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from ..rollouts.playing import PlayingRules
-from ..rollouts.workers import WorkerLost, WorkerRefused
+from ..rollouts.worker_base import WorkerLost, WorkerRefused
 from ..tasks.base import is_true_thought
 from ..tasks.memory import Memory
 from ..types import Transition

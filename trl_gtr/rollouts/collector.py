@@ -28,7 +28,7 @@ from .clock import Clock
 from .pending_corrections import PendingCorrections
 from .playing import Choice, PlayingRules
 from .replay import LocalVectorEnv
-from .vector_envs import make_vector_env, unpack_infos
+from .vector_envs import AUTO, Vectorization, make_vector_env, unpack_infos
 from .workers import WorkerVectorEnv
 
 logger = logging.getLogger(__name__)
@@ -90,6 +90,7 @@ class RolloutCollector:
             rollout, up to `MAX_CORRECTION_WORKERS`.
         pickle_environments: See `GTRConfig.pickle_environments`.
         exact_resume: Raise if an episode replayed by `load_state_dict` differs from the original. `False` only warns.
+        vectorization: Where the environments run.
     """
 
     whole_episodes = False
@@ -107,6 +108,7 @@ class RolloutCollector:
         correction_workers: int | None = None,
         pickle_environments: bool = False,
         exact_resume: bool = True,
+        vectorization: Vectorization = AUTO,
     ) -> None:
         self.task, self.corrector, self.first_index, self.seed = task, corrector, first_index, seed
         self.rules = PlayingRules(task, invalid_action, self.whole_episodes)
@@ -114,7 +116,7 @@ class RolloutCollector:
         self._rewound: dict[str, Any] | None = None
         self.num_envs = num_envs
         self.parts = [
-            Part(make_vector_env(self.rules, len(places), pickle_environments), places)
+            Part(make_vector_env(self.rules, len(places), pickle_environments, vectorization), places)
             for places in self._split(num_envs)
         ]
         self.correction_workers = correction_workers
@@ -128,6 +130,11 @@ class RolloutCollector:
         self.episodes: list[list[Transition]] = [[] for _ in range(num_envs)]
         self.ended = [0] * num_envs
         self._start()
+
+    @property
+    def in_workers(self) -> bool:
+        """Whether the environments run in workers, where an episode may be lost."""
+        return isinstance(self.parts[0].envs, WorkerVectorEnv)
 
     @staticmethod
     def _split(num_envs: int) -> list[range]:
@@ -213,6 +220,7 @@ class RolloutCollector:
             last_images=[] if self.whole_episodes else list(self.images),
             last_prompts=[] if self.whole_episodes else self._prompts(range(self.num_envs)),
             episodes=run.episodes,
+            in_workers=self.in_workers,
             stop_reason=stop_reason,
             times=run.clock.seconds,
         )
@@ -316,6 +324,7 @@ class RolloutCollector:
             env_index=self.first_index + i,
             response=response,
             response_ids=generation.ids,
+            sampler_logprobs=generation.logprobs,
             reward=self.rules.reward(reward, choice.legal),
             terminated=terminated,
             truncated=truncated,

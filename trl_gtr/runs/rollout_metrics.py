@@ -14,7 +14,6 @@ from rich.text import Text
 
 from ..distributed.means import Means
 from ..responses.safe_text import printable
-from ..rollouts.vector_envs import in_processes
 from ..tasks.base import Task
 from ..types import Correction, Rollout, Share, Transition
 
@@ -24,7 +23,7 @@ _TAIL = 60
 def count_rollout(rollout: Rollout, task: Task, means: Means) -> None:
     """Add the rollout's episodes, responses and corrections to `means`."""
     for episode in rollout.episodes:
-        if in_processes(task):
+        if rollout.in_workers:
             lost = bool((episode[-1].final_info or {}).get("worker_lost"))
             means.add("episode/worker_lost", lost)
             if lost:

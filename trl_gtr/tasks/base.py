@@ -171,7 +171,8 @@ class Task(Contract):
     """Added to the reward when the response names no legal action and a random one is played instead. The environment
     can't do this itself: it never sees the illegal action."""
     vectorization: Literal["sync", "processes"] = "sync"
-    """`"processes"` runs each environment in its own process, for slow, leaky or crash-prone ones."""
+    """`"processes"` runs each environment in its own process, for slow, leaky or crash-prone ones, unless
+    `GTRConfig.vectorization` says otherwise."""
     worker_options: Mapping[str, Any] = {}
     """`WorkerVectorEnv` options for these processes, e.g. `{"step_timeout": 30}`."""
 

@@ -1,0 +1,108 @@
+"""How fast do transformers and vLLM generate, how long does a sync take, and how far apart are their log-probs?
+
+    python examples/benchmarks/engines.py            # the embedded model and a random LLaVA of 155 M
+    python examples/benchmarks/engines.py --quick    # the embedded model and 8 environments only
+
+The engines answer the same prompts in turn, in one process, and always to the full length, so that both have the same
+work. "raw" is vLLM's own `generate` for the same requests, without our engine around it. Medians over `--rounds`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+
+from trl_gtr import GTRConfig, TransformersEngine, load_policy, make_task
+from trl_gtr.engines.vllm import VLLMEngine
+from trl_gtr.engines.vllm_colocated import ColocatedVLLM
+from trl_gtr.policy.network import PolicyWithValue
+from trl_gtr.policy.scoring import VLMPolicy
+
+LARGE = {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
+
+
+def large_model() -> tuple[Any, Any]:
+    """A LLaVA with random weights and the embedded model's tokenizer and image size."""
+    tiny, processor = load_policy("tiny")
+    text = LlamaConfig(**tiny.config.text_config.to_dict() | LARGE | {"num_hidden_layers": 12, "head_dim": 64})
+    text.num_key_value_heads = 12
+    vision = CLIPVisionConfig(**tiny.config.vision_config.to_dict() | LARGE | {"num_hidden_layers": 6})
+    config = LlavaConfig(**tiny.config.to_dict() | {"text_config": text, "vision_config": vision})
+    torch.manual_seed(0)
+    return LlavaForConditionalGeneration(config).eval(), processor
+
+
+def observations(count: int) -> tuple[list[str], list[np.ndarray]]:
+    task = make_task("points24")
+    env = task.make_env()
+    first = [env.reset(seed=seed) for seed in range(count)]
+    return [task.prompt(*each) for each in first], [np.array(image) for image, _ in first]
+
+
+def seconds(call: Callable[..., Any], *arguments: Any) -> float:
+    start = time.perf_counter()
+    call(*arguments)
+    return time.perf_counter() - start
+
+
+def mismatch(policy: VLMPolicy, model: Any, prompts: Any, images: Any, generations: Any) -> float:
+    ids = [each.ids for each in generations]
+    with torch.no_grad():
+        scores = policy.score(PolicyWithValue(model, None), prompts, images, ids, [0] * len(ids), 1.0)
+    rows = zip(scores.token_logprobs, generations, strict=True)
+    return max(float(np.abs(row[: len(each.ids)].numpy() - each.logprobs).max()) for row, each in rows)
+
+
+def measure(name: str, model: Any, processor: Any, args: argparse.Namespace, table: Table) -> None:
+    policy = VLMPolicy(model, processor, temperature=1.0, max_completion_length=args.tokens)
+    policy.suppressed[policy.eos_token_ids] = True  # every response has the full length
+    config = GTRConfig(output_dir="unused", use_cpu=True, report_to="none")
+    backend = ColocatedVLLM(model, processor, config, max(args.envs))
+    ours, theirs = VLLMEngine(policy, model, backend), TransformersEngine(policy, model)
+    sync = statistics.median(seconds(ours.sync, model) for _ in range(3))
+    for envs in args.envs:
+        prompts, images = observations(envs)
+        times: list[list[float]] = [[], [], []]
+        difference = 0.0
+        for _ in range(args.rounds + 1):
+            generations = ours.generate(prompts, images)
+            difference = max(difference, mismatch(policy, model, prompts, images, generations))
+            asked = backend.arguments(ours.requests(ours.prompt_ids(prompts, images), images))
+            times[0].append(seconds(theirs.generate, prompts, images))
+            times[1].append(seconds(ours.generate, prompts, images))
+            times[2].append(seconds(partial(backend.llm.generate, use_tqdm=False), *asked))
+        hf, vllm, raw = (statistics.median(each[1:]) for each in times)  # the first warms up
+        cells = f"{envs / hf:.1f}", f"{envs / vllm:.1f}", f"{hf / vllm:.2f}", f"{vllm / raw:.2f}"
+        table.add_row(name, str(envs), *cells, f"{sync:.2f} s", f"{difference:.1e}")
+    ours.close()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--envs", type=int, nargs="+", default=[8, 32, 64])
+    parser.add_argument("--tokens", type=int, default=32, help="tokens of each response")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="the embedded model, 8 environments, 8 tokens, one round")
+    args = parser.parse_args(argv)
+    if args.quick:
+        args.envs, args.tokens, args.rounds = [8], 8, 1
+    columns = "transformers /s", "vLLM /s", "vLLM / transformers", "vLLM: engine / raw", "sync", "largest mismatch"
+    table = Table("model", "environments", *columns)
+    for name, load in {"tiny": lambda: load_policy("tiny"), "155 M": large_model}.items():
+        if name == "tiny" or not args.quick:
+            measure(name, *load(), args, table)
+    Console(width=160).print(table)
+
+
+if __name__ == "__main__":
+    main()

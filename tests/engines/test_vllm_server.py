@@ -1,0 +1,147 @@
+"""The learner's side of a vLLM server, against a small HTTP server that stands in for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vllm_cases import FakeVLLM
+from vlms import some_images, some_prompts
+
+from trl_gtr.engines import vllm_server
+from trl_gtr.engines.vllm import VLLMEngine
+from trl_gtr.engines.vllm_server import Connection, VLLMServer
+from trl_gtr.policy.scoring import VLMPolicy
+
+PROMPTS, IMAGES = some_prompts(3), some_images(3)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_server, "_POLL", 0.01)
+
+
+@pytest.fixture(scope="module")
+def policy(tiny_vlm: Any) -> Any:
+    model, processor = tiny_vlm()
+    return model, VLMPolicy(model, processor, temperature=1.0, max_completion_length=8)
+
+
+@pytest.fixture
+def server(policy: Any) -> Iterator[FakeVLLM]:
+    model, encoding = policy
+    token = model.config.image_token_id
+    count = int((encoding.encoder.encode(PROMPTS[:1], IMAGES[:1])["input_ids"] == token).sum())
+
+    def expand(ids: list[int]) -> list[int]:
+        return [t for each in ids for t in [each] * (count if each == token else 1)]
+
+    with FakeVLLM(model, expand, [70, encoding.eos_token_ids[0]]) as running:
+        yield running
+
+
+@pytest.fixture
+def engine(policy: Any, server: FakeVLLM, tmp_path: Path) -> Iterator[VLLMEngine]:
+    model, encoding = policy
+    backend = VLLMServer(Connection(server.url + "/v1", 5), model, folder=str(tmp_path))
+    made = VLLMEngine(encoding, model, backend)
+    yield made
+    made.close()
+    assert not list(tmp_path.iterdir())
+
+
+def failing(times: int, part: str, status: int = 500) -> Callable[[str], int | None]:
+    """Answers this often with an error where the path holds `part`."""
+    left = [times]
+
+    def fail(path: str) -> int | None:
+        left[0] -= part in path
+        return status if part in path and left[0] >= 0 else None
+
+    return fail
+
+
+def test_weights_arrive_and_caches_are_reset(engine: VLLMEngine, server: FakeVLLM, tmp_path: Path) -> None:
+    with engine.ready():
+        generations = engine.generate(PROMPTS, IMAGES)
+    assert [each.logprobs.tolist() for each in generations] == [[-0.5, -0.5]] * 3
+    own = dict(engine.model.named_parameters())
+    assert server.weights.keys() == own.keys()
+    assert all(torch.equal(server.weights[name], own[name]) for name in own)
+    assert [server.count(f"reset_{cache}_cache") for cache in ("prefix", "mm", "encoder")] == [1, 1, 1]
+    engine.sync(engine.model)
+    assert server.version == engine.version
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 1  # the one for a server that is restarted
+    image = next(body for path, body in server.posts if "generate" in path)["content_parts"][0]
+    assert image["url"].startswith("data:image/png;base64,")
+
+
+def test_a_restarted_server_gets_the_weights_again(engine: VLLMEngine, server: FakeVLLM) -> None:
+    with engine.ready():
+        server.forget()
+        engine.generate(PROMPTS, IMAGES)
+        assert server.version == engine.version
+        assert server.count("gtr_load_file") == 2
+        engine.generate(PROMPTS, IMAGES)
+    assert server.count("gtr_load_file") == 2
+
+
+def test_what_a_lost_server_left_undone_is_repeated(engine: VLLMEngine, server: FakeVLLM) -> None:
+    with engine.ready():
+        server.fail = failing(1, "generate")
+        assert len(engine.generate(PROMPTS, IMAGES)) == 3
+        server.fail = failing(1, "collective_rpc", 503)
+        assert len(engine.generate(PROMPTS, IMAGES)) == 3
+        server.fail = failing(1000, "generate")
+        with pytest.raises(ConnectionError, match="3 times in a row"):
+            engine.generate(PROMPTS, IMAGES)
+        server.fail = failing(1, "generate", 403)
+        with pytest.raises(ValueError, match="HTTP 403"):
+            engine.generate(PROMPTS, IMAGES)
+
+
+def test_responses_from_weights_that_changed_meanwhile_are_dropped(engine: VLLMEngine, server: FakeVLLM) -> None:
+    with engine.ready():
+        real, others = server.answer, [2]
+
+        def answer(path: str, body: dict[str, Any]) -> Any:
+            if "generate" in path and others[0] > 0:
+                others[0] -= 1
+                server.version = "of another run"
+            return real(path, body)
+
+        server.answer = answer  # type: ignore[method-assign]
+        engine.generate(PROMPTS, IMAGES)
+    assert server.count("generate") == 6
+    assert server.version == engine.version
+
+
+def test_another_model_is_refused(policy: Any, server: FakeVLLM) -> None:
+    model, _ = policy
+    server.config = server.config | {"text_config.hidden_size": 64}
+    with pytest.raises(ValueError, match=r"another model than the run's \(text_config.hidden_size: 64, not 32\)"):
+        VLLMServer(Connection(server.url, 5), model)
+
+
+def test_a_server_without_the_extension_is_refused(policy: Any, server: FakeVLLM) -> None:
+    model, _ = policy
+    server.fail = failing(1, "collective_rpc", 404)
+    with pytest.raises(ValueError, match=r"can't take new weights .*python -m trl_gtr\.engines\.vllm_serve"):
+        VLLMServer(Connection(server.url, 5), model)
+
+
+def test_an_unreachable_server_is_waited_for_and_told(policy: Any) -> None:
+    model, _ = policy
+    with pytest.raises(ConnectionError, match=r"no vLLM server at http://127.0.0.1:9 .*vllm_base_url"):
+        VLLMServer(Connection("http://127.0.0.1:9", 0.05), model)
+
+
+def test_a_folder_that_the_server_does_not_see_is_told(
+    engine: VLLMEngine, server: FakeVLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.backend, "_file", "/elsewhere/weights.safetensors")
+    with pytest.raises(ValueError, match="vllm_sync_dir"):
+        engine.backend._send("1")  # type: ignore[attr-defined]

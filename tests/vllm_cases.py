@@ -1,0 +1,105 @@
+"""A vLLM server's HTTP side without vLLM: enough to see what the learner sends and how it takes failures."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from safetensors import safe_open
+
+from trl_gtr.engines.vllm_worker import plain_config
+
+
+class FakeVLLM:
+    """Answers every prompt with the same ids, and keeps what it was sent.
+
+    Args:
+        model: What it claims to serve.
+        expand: From a prompt's ids to those with expanded image tokens.
+        fail: Called with each path; a returned number is answered as HTTP status.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        expand: Callable[[list[int]], list[int]],
+        ids: list[int],
+        fail: Callable[[str], int | None] = lambda path: None,
+    ) -> None:
+        self.config, self.expand, self.ids, self.fail = plain_config(model.config), expand, ids, fail
+        self.version, self.loads = "", 0
+        self.posts: list[tuple[str, dict[str, Any]]] = []
+        self.weights: dict[str, Any] = {}
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._http.server_port}"
+
+    def __enter__(self) -> FakeVLLM:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+    def forget(self) -> None:
+        """What a restart does to it."""
+        self.version, self.loads = "", 0
+
+    def count(self, part: str) -> int:
+        """Requests whose path or method holds this."""
+        return sum(part in path or part in str(body.get("method")) for path, body in self.posts)
+
+    def answer(self, path: str, body: dict[str, Any]) -> Any:
+        if path == "/collective_rpc":
+            return {"results": [getattr(self, f"_{body['method']}")(*body["args"])]}
+        if path == "/inference/v1/generate":
+            content = [{"token_id": token, "logprob": -0.5} for token in self.ids]
+            choice = {"token_ids": self.ids, "logprobs": {"content": content}}
+            return {"prompt_token_ids": self.expand(body["token_ids"]), "choices": [choice]}
+        return None
+
+    def _gtr_config(self) -> dict[str, Any]:
+        return self.config
+
+    def _gtr_state(self) -> dict[str, Any]:
+        return {"version": self.version, "loads": self.loads}
+
+    def _gtr_load_file(self, path: str, version: str) -> dict[str, Any]:
+        with safe_open(path, "pt") as tensors:
+            self.weights = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 (not a mapping)
+        self.version, self.loads = version, self.loads + 1
+        return self._gtr_state()
+
+
+def _handler(server: FakeVLLM) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._reply(server.fail(self.path) or 200, None)
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            server.posts.append((self.path, body))
+            status = server.fail(self.path)
+            try:
+                self._reply(status or 200, {"error": "told to fail"} if status else server.answer(self.path, body))
+            except OSError as error:  # as FastAPI does with an exception of a worker
+                self._reply(500, {"error": str(error)})
+
+        def _reply(self, status: int, content: Any) -> None:
+            data = b"" if content is None else json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    return Handler

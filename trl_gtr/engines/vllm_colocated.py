@@ -1,0 +1,153 @@
+"""vLLM in the learner's own process, on its device."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from PIL import Image
+
+from ..config import GTRConfig
+from ..distributed.random_states import same_random_states
+from ..policy.loading import unwrap_adapter
+from .vllm_requests import Backend, Request, Sampled
+from .vllm_weight_files import sync_folder, write_weights
+from .vllm_worker import WORKER_EXTENSION
+
+_ON_CPU = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB; by default a share of all memory
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the learner's threads are in the same process
+    "TORCHDYNAMO_DISABLE": "1",  # compiling takes longer than it saves
+}
+
+
+class ColocatedVLLM(Backend):
+    """A vLLM with the learner's model, without weights until the first `load`.
+
+    Args:
+        model: The learner's model, for its config.
+        processor: Its processor.
+        args: The `vllm_*` settings.
+        max_requests: The most responses sampled at a time.
+    """
+
+    def __init__(self, model: Any, processor: Any, args: GTRConfig, max_requests: int) -> None:
+        self._prepare_environment()
+        import vllm
+
+        check_family(unwrap_adapter(model), vllm.ModelRegistry.get_supported_archs())
+        self._sampling_params = vllm.SamplingParams
+        self._sleeps, self._shards = args.vllm_enable_sleep_mode, args.vllm_tensor_parallel_size
+        self._owns_group = not dist.is_initialized()
+        set_num_threads, on_cpu = torch.set_num_threads, not torch.cuda.is_available()
+        with tempfile.TemporaryDirectory() as folder, same_random_states():
+            base = unwrap_adapter(model)
+            base.config.save_pretrained(folder)
+            processor.save_pretrained(folder)
+            self.llm: Any = vllm.LLM(
+                model=folder,
+                load_format="dummy",  # the weights come from the learner
+                dtype="bfloat16" if args.bf16 else str(base.dtype).removeprefix("torch."),
+                worker_extension_cls=WORKER_EXTENSION,
+                generation_config="vllm",  # not the checkpoint's, which may hold a top_k
+                logprobs_mode="processed_logprobs",
+                limit_mm_per_prompt={"image": 1},
+                max_num_seqs=max_requests,
+                max_model_len=args.vllm_max_model_length,
+                gpu_memory_utilization=args.vllm_gpu_memory_utilization,
+                tensor_parallel_size=self._shards,
+                enable_sleep_mode=self._sleeps,
+                enforce_eager=on_cpu,
+                # a seeded request whose prompt is split ends with an error there
+                enable_chunked_prefill=False if on_cpu else None,
+                disable_log_stats=True,
+                seed=args.seed,
+                **self._launcher(),
+            )
+        torch.set_num_threads = set_num_threads  # on a CPU, vLLM replaces it by a function that does nothing
+
+    @staticmethod
+    def _prepare_environment() -> None:
+        """Before vLLM is imported; what the user has set stays."""
+        settings = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        if not torch.cuda.is_available():
+            settings |= _ON_CPU
+        for name, value in settings.items():
+            os.environ.setdefault(name, value)
+
+    @staticmethod
+    def _launcher() -> dict[str, Any]:
+        several = dist.is_initialized() and dist.get_world_size() > 1
+        return {"distributed_executor_backend": "external_launcher"} if several else {}
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: str) -> None:
+        if self._sleeps:
+            self.llm.wake_up(tags=["weights"])
+        if self._shards == 1:
+            self.llm.collective_rpc("gtr_load", args=(weights, version))
+        else:  # its workers are processes of their own
+            with tempfile.TemporaryDirectory(dir=sync_folder(None)) as folder:
+                path = write_weights(weights, Path(folder) / "weights.safetensors")
+                self.llm.collective_rpc("gtr_load_file", args=(str(path), version))
+        self.llm.reset_prefix_cache()
+        self.llm.llm_engine.reset_mm_cache()
+        self.llm.llm_engine.reset_encoder_cache()
+
+    def sample(self, requests: Sequence[Request], version: str) -> list[Sampled]:
+        states = self.llm.collective_rpc("gtr_state")
+        if any(state["version"] != version for state in states):
+            raise RuntimeError(f"vLLM has other weights ({states}) than the learner's latest ({version}).")
+        answers = self.llm.generate(*self.arguments(requests), use_tqdm=False)
+        return [_read(answer) for answer in answers]
+
+    def arguments(self, requests: Sequence[Request]) -> tuple[list[Any], list[Any]]:
+        """Prompts and sampling parameters for vLLM's own `generate`."""
+        prompts = [
+            {"prompt_token_ids": each.ids, "multi_modal_data": {"image": Image.fromarray(each.image)}}
+            for each in requests
+        ]
+        return prompts, [self._sampling_params(**each.sampling) for each in requests]
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        if not self._sleeps:
+            yield
+            return
+        self.llm.wake_up()
+        try:
+            yield
+        finally:
+            self.llm.sleep(level=1)  # level 2 would drop the weights too, but an evaluation may follow without a sync
+
+    def close(self) -> None:
+        if self.llm is None:
+            return
+        from vllm.distributed import parallel_state
+
+        self.llm.llm_engine.engine_core.shutdown()
+        self.llm = None
+        if self._owns_group:
+            parallel_state.destroy_model_parallel()
+            parallel_state.destroy_distributed_environment()
+
+
+def _read(answer: Any) -> Sampled:
+    [output] = answer.outputs
+    ids = list(output.token_ids)
+    logprobs = [each[token].logprob for token, each in zip(ids, output.logprobs, strict=True)]
+    return Sampled(list(answer.prompt_token_ids), ids, logprobs)
+
+
+def check_family(model: Any, supported: Iterable[str]) -> None:
+    """Raise a `ValueError` with a fix if vLLM has no implementation of this model."""
+    name = type(model).__name__
+    if name not in set(supported):
+        raise ValueError(
+            f"The installed vLLM has no {name}. Use engine='transformers', or a vLLM release that supports this model."
+        )

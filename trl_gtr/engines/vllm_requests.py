@@ -1,0 +1,90 @@
+"""What vLLM is asked for and what it answers: the records that both of its modes share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..policy.scoring import VLMPolicy
+from ..tasks.contract import Contract
+
+
+class Request(NamedTuple):
+    """One response to sample."""
+
+    ids: list[int]
+    """The prompt as vLLM wants it: one image token, which it expands itself."""
+    image: np.ndarray
+    """uint8, (height, width, 3)."""
+    sampling: dict[str, Any]
+    """Arguments of vLLM's `SamplingParams`."""
+
+
+class Sampled(NamedTuple):
+    """One response as vLLM sampled it."""
+
+    prompt_ids: list[int]
+    """The prompt with the image tokens expanded."""
+    ids: list[int]
+    logprobs: list[float]
+
+
+class Backend(Contract):
+    """A vLLM, in this process or elsewhere."""
+
+    @abstractmethod
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: str) -> None:
+        """Take new weights, and forget everything computed with the old ones."""
+
+    @abstractmethod
+    def sample(self, requests: Sequence[Request], version: str) -> list[Sampled]:
+        """Sample every response, all of them with the weights of this version."""
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Hold the memory for sampling while the block runs."""
+        yield
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release memory and connections."""
+
+
+def collapse_image_tokens(ids: Sequence[int], image_token_id: int) -> list[int]:
+    """The prompt with each run of image tokens reduced to one. Given the whole run, vLLM would expand its first token
+    and keep the others."""
+    return [token for i, token in enumerate(ids) if token != image_token_id or i == 0 or ids[i - 1] != image_token_id]
+
+
+def sampling_arguments(policy: VLMPolicy, temperature: float, greedy: bool) -> dict[str, Any]:
+    """The distribution that the policy is scored under, as arguments of vLLM's `SamplingParams`."""
+    return {
+        "temperature": 0.0 if greedy else temperature,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": policy.repetition_penalty,
+        "max_tokens": policy.max_completion_length,
+        "stop_token_ids": list(policy.eos_token_ids),
+        "allowed_token_ids": torch.nonzero(~policy.suppressed).flatten().tolist(),
+        "logprobs": 0,  # of the sampled token alone
+        "detokenize": False,
+    }
+
+
+def check_sampled(expected: Sequence[Sequence[int]], sampled: Sequence[Sampled]) -> None:
+    """Raise if a response was sampled from another prompt than the one that is scored, or from NaN."""
+    for prompt, answer in zip(expected, sampled, strict=True):
+        if list(prompt) != answer.prompt_ids:
+            raise ValueError(
+                f"vLLM's tokens for a prompt ({len(answer.prompt_ids)}) are not those that the learner scores "
+                f"({len(prompt)}): it expands this model's images in another way. Use engine='transformers', or a "
+                "server with the same processor files and release of transformers."
+            )
+        if not np.isfinite(answer.logprobs).all():
+            raise FloatingPointError("generation produced NaN logits")

@@ -1,0 +1,131 @@
+"""Runs inside vLLM's workers: takes the learner's weights and remembers which version they are.
+
+vLLM imports this module (`worker_extension_cls`), also in a server whose environment has none of this package's other
+dependencies. So it imports only torch, safetensors and vLLM.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+WORKER_EXTENSION = f"{__name__}.WeightReceiver"
+_TOWER, _OLD_TOWER = "vision_tower.", "vision_tower.vision_model."
+
+
+class WeightReceiver:
+    """Methods that vLLM adds to its worker class, for `collective_rpc`."""
+
+    gtr_version = ""
+    """Of the weights in use; empty until the first have arrived, and while new ones are being loaded."""
+    gtr_loads = 0
+    """Times that weights were loaded: if it is the same before and after, nothing was loaded in between."""
+
+    model_runner: Any
+
+    def gtr_state(self) -> dict[str, Any]:
+        """Which weights are in use."""
+        return {"version": self.gtr_version, "loads": self.gtr_loads}
+
+    def gtr_config(self) -> dict[str, Any]:
+        """The config of the model that is served, to compare with the learner's."""
+        return plain_config(self.model_runner.model_config.hf_config)
+
+    def gtr_load_file(self, path: str, version: str) -> dict[str, Any]:
+        """Load weights from a safetensors file."""
+        with safe_open(path, "pt") as tensors:
+            return self.gtr_load(((name, tensors.get_tensor(name)) for name in tensors.keys()), version)  # noqa: SIM118
+
+    def gtr_load(self, weights: Iterable[tuple[str, torch.Tensor]], version: str) -> dict[str, Any]:
+        """Load all weights, named as in the learner's model."""
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+        model = self.model_runner.get_model()
+        own = dict(model.named_parameters())
+        self.gtr_version, sent = "", Checksums()
+        self.model_runner.reload_weights(weights_iterator=renamed(sent.watch(weights), own))
+        for module in model.modules():
+            if isinstance(module, ParallelLMHead):  # on a CPU a tied head has a packed copy of the embeddings
+                module.quant_method.process_weights_after_loading(module)
+        sent.check(model.named_parameters())
+        self.gtr_version, self.gtr_loads = version, self.gtr_loads + 1
+        return self.gtr_state()
+
+
+class Checksums:
+    """Of the norm layers' weights, which vLLM neither splits nor joins nor packs: those in use must be those sent."""
+
+    def __init__(self) -> None:
+        self._sent: list[torch.Tensor] = []
+
+    def watch(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights themselves, remembering those of the norm layers."""
+        for name, weight in weights:
+            if _is_norm(name, weight):
+                self._sent.append(weight)
+            yield name, weight
+
+    def check(self, in_use: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Raise if a norm layer in use has weights that weren't sent. (An engine may leave out layers.)"""
+        norms = {name: weight for name, weight in in_use if _is_norm(name, weight)}
+        dtypes = {weight.dtype for weight in norms.values()}
+        sent = {_checksum(weight, dtype) for weight in self._sent for dtype in dtypes}
+        wrong = [name for name, weight in norms.items() if _checksum(weight, weight.dtype) not in sent]
+        if wrong:
+            raise RuntimeError(
+                f"vLLM did not take over all new weights: {', '.join(wrong[:3])} differ from the learner's."
+            )
+
+
+def _is_norm(name: str, weight: torch.Tensor) -> bool:
+    return weight.dim() == 1 and "norm" in name.lower() and name.endswith(".weight")
+
+
+def _checksum(weight: torch.Tensor, dtype: torch.dtype) -> bytes:
+    data = weight.detach().to("cpu", dtype).contiguous().view(torch.uint8).numpy()
+    return hashlib.sha256(data.tobytes()).digest()
+
+
+def renamed(weights: Iterable[tuple[str, torch.Tensor]], own: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Transformers 5 dropped the level `vision_model` from CLIP's and SigLIP's towers; vLLM's models have it.
+
+    Args:
+        own: Names of vLLM's parameters.
+    """
+    has_level = any(_OLD_TOWER in name for name in own)
+    for name, weight in weights:
+        lacks_level = has_level and _TOWER in name and _OLD_TOWER not in name
+        yield name.replace(_TOWER, _OLD_TOWER, 1) if lacks_level else name, weight
+
+
+_SAME = (
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "image_size",
+    "patch_size",
+    "image_token_id",
+    "image_token_index",
+    "tie_word_embeddings",
+)
+
+
+def plain_config(config: Any) -> dict[str, Any]:
+    """The settings of a transformers config that two models must share for one to take the other's weights."""
+
+    def shared(values: dict[str, Any], prefix: str) -> dict[str, Any]:
+        found = {f"{prefix}{name}": values[name] for name in _SAME if values.get(name) is not None}
+        for name, inner in values.items():
+            if isinstance(inner, dict) and name.endswith("_config"):
+                found |= shared(inner, f"{prefix}{name}.")
+        return found
+
+    return shared(config.to_dict(), "")
