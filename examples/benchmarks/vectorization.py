@@ -3,7 +3,7 @@
     python examples/benchmarks/vectorization.py
 
 The same environments take the same steps in each, in turn; there is no model. Of all vector steps the median counts,
-because machines are noisy. The last column is what Ray adds to a vector step of the workers, and that divided by the
+because machines are noisy. The last columns are what Ray adds to a vector step of the workers, and that divided by the
 environments. `--quick` only shows that it works.
 """
 
@@ -73,14 +73,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.quick:
         args.tasks, args.envs, args.steps, args.rounds = args.tasks[:1], [2], 10, 1
-    columns = "task", "environments", "local", "workers", "Ray", "Ray / workers", "Ray − workers, and per environment"
-    table = Table(*columns)
+    table = Table("task", "envs", "local", "workers", "Ray", "Ray / workers", "added", "per env")
     for task in args.tasks:
         for num_envs in args.envs:
             local, workers, ray = compare(task, num_envs, args)
+            added = ray - workers
             times = [f"{each:.2f} ms" for each in (local, workers, ray)]
-            added = f"{ray - workers:.2f} ms, {(ray - workers) / num_envs:.2f} ms"
-            table.add_row(task, str(num_envs), *times, f"{ray / workers:.1f}", added)
+            table.add_row(
+                task, str(num_envs), *times, f"{ray / workers:.1f}", f"{added:.2f} ms", f"{added / num_envs:.2f} ms"
+            )
     Console().print(table)
 
 
