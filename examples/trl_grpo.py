@@ -45,18 +45,22 @@ DEFAULTS = {
 }
 
 
+def make_trainer(args: Arguments, config: GRPOConfig) -> GRPOTrainer:
+    model, processor = prepare_model(*load_policy(args.model_name_or_path))
+    return GRPOTrainer(
+        model,
+        reward_funcs=success,
+        args=config,
+        train_dataset=episodes(args.starts),
+        processing_class=processor,
+        environment_factory=environment_factory(make_task(args.task)),
+    )
+
+
 def main() -> None:
     with one_line_errors():
         args, config = parse_arguments((Arguments, GRPOConfig), description=__doc__, defaults=DEFAULTS)
-        model, processor = prepare_model(*load_policy(args.model_name_or_path))
-        trainer = GRPOTrainer(
-            model,
-            reward_funcs=success,
-            args=config,
-            train_dataset=episodes(args.starts),
-            processing_class=processor,
-            environment_factory=environment_factory(make_task(args.task)),
-        )
+        trainer = make_trainer(args, config)
     trainer.train()
     trainer.save_model()
     print(f"The model is in {config.output_dir}. Look at it:")

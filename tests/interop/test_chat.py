@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import pytest
 import torch
-from trl import GRPOConfig, GRPOTrainer
+from example_scripts import example
+from trl import GRPOConfig
 from trl.chat_template_utils import parse_response, supports_tool_calling
 
-from trl_gtr import load_policy, make_task
-from trl_gtr.interop import environment_factory, episodes, prepare_model, success
+from trl_gtr import load_policy
+from trl_gtr.interop import prepare_model
 from trl_gtr.interop.chat import EPISODE_OVER
 
 
@@ -101,41 +103,31 @@ def test_token_types_are_ignored_and_special_tokens_never_sampled() -> None:
     assert processor.tokenizer.eos_token_id in sampled
 
 
-def test_grpo_trains_on_whole_episodes(tiny: tuple[Any, Any], tmp_path: Any) -> None:
-    model, processor = tiny
-    config = GRPOConfig(
-        output_dir=str(tmp_path),
-        use_cpu=True,
-        bf16=False,
-        per_device_train_batch_size=8,
-        num_generations=4,
-        max_steps=1,
-        max_completion_length=200,
-        max_tool_calling_iterations=3,
-        reward_weights=[0.0],
-        learning_rate=1e-4,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        gradient_checkpointing=False,
-    )
-    trainer = GRPOTrainer(
-        model,
-        reward_funcs=success,
-        args=config,
-        train_dataset=episodes(2),
-        processing_class=processor,
-        environment_factory=environment_factory(make_task("number_line")),
-    )
-    before = copy.deepcopy(model.state_dict())
+def test_grpo_trains_on_whole_episodes(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `examples/trl_grpo.py` does, but smaller."""
+    script = example("trl_grpo")
+    small = {"per_device_train_batch_size": 8, "num_generations": 4, "max_steps": 1, "max_tool_calling_iterations": 3}
+    config = GRPOConfig(**{**script.DEFAULTS, **small, "output_dir": str(tmp_path), "disable_tqdm": True})
+    arguments = script.Arguments(task="number_line", model_name_or_path="tiny", starts=2)
+    trainer = script.make_trainer(arguments, config)
+    generate, seen = trainer._generate, []
+    monkeypatch.setattr(trainer, "_generate", lambda prompts: seen.append((prompts, generate(prompts))) or seen[-1][1])
+    before = copy.deepcopy(trainer.model.state_dict())
     trainer.train()
-    logs = trainer.state.log_history[0]
+
+    ((prompts, (prompt_ids, completion_ids, mask, completions, *_)),) = seen
+    for prompt, ids, completion, own, messages in zip(
+        prompts, prompt_ids, completion_ids, mask, completions, strict=True
+    ):
+        whole = trainer.processing_class.apply_chat_template([*prompt, *messages])
+        read = re.sub("(<image>)+", "<image>", trainer.processing_class.tokenizer.decode([*ids, *completion]))
+        assert read == whole  # what it learns from is the conversation, to the letter
+        assert len(own) == len(completion)
     returns = [environment.get_reward() for environment in trainer.environments]
+    logs = trainer.state.log_history[0]
     assert logs["rewards/TaskEnvironment/mean"] == pytest.approx(sum(returns) / 8)
     assert logs["tools/call_frequency"] >= 1
     assert logs["tools/failure_frequency"] == 0
-    starts = [environment._begun().index for environment in trainer.environments]
-    assert sorted(starts) == [0] * 4 + [1] * 4
+    assert sorted(environment._begun().index for environment in trainer.environments) == [0] * 4 + [1] * 4
     assert len(set(returns)) > 1  # otherwise nothing would be learned
-    assert any(not torch.equal(before[name], weight) for name, weight in model.state_dict().items())
+    assert any(not torch.equal(before[name], weight) for name, weight in trainer.model.state_dict().items())

@@ -58,7 +58,7 @@ def prepare_model(model: PreTrainedModel, processor: ProcessorMixin) -> tuple[Pr
     if not template.startswith(PRELUDE):
         processor.chat_template = PRELUDE + template
     _check_turns(processor)
-    tokenizer = processor.tokenizer  # type: ignore[attr-defined]
+    tokenizer = processor.tokenizer
     tokenizer.response_template = _response_template(tokenizer.eos_token)
     _ignore_token_types(model)
     ids = suppressed_tokens(model, processor, eos_token_ids(model, tokenizer)).nonzero().flatten()
