@@ -160,7 +160,8 @@ def test_a_run_survives_the_death_of_its_server(
 
     def watched(prompts: Any, images: Any, greedy: bool = False) -> Any:
         generations = real(prompts, images, greedy)
-        differences.append(mismatch(trainer.policy, trainer.trained.policy, prompts, images, generations))
+        if not greedy:
+            differences.append(mismatch(trainer.policy, trainer.trained.policy, prompts, images, generations))
         return generations
 
     trainer.engine.generate = watched  # type: ignore[method-assign]
@@ -168,6 +169,6 @@ def test_a_run_survives_the_death_of_its_server(
     trainer.evaluate()
     trainer.close()
     assert trainer.state.global_step == 3
-    assert len(differences) > 3
+    assert len(differences) == 3
     assert max(differences) < 5 * EXACT  # its image processor may resize in another way than the learner's
     assert "waiting for it" in caplog.text

@@ -97,10 +97,10 @@ class VLLMEngine(Engine):
         expanded = self.prompt_ids(prompts, images)
         sampled = self.backend.sample(self.requests(expanded, images, greedy), self.version)
         check_sampled(expanded, sampled)
-        return [
-            self.policy.read_generation(np.array(each.ids, np.int64), np.array(each.logprobs, np.float32))
-            for each in sampled
-        ]
+        # greedy ones' log-probs are at temperature 1, unlike those that are scored
+        logprobs = [None if greedy else np.array(each.logprobs, np.float32) for each in sampled]
+        ids = [np.array(each.ids, np.int64) for each in sampled]
+        return [self.policy.read_generation(*each) for each in zip(ids, logprobs, strict=True)]
 
     def prompt_ids(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> list[list[int]]:
         """Each prompt as the learner scores it."""
