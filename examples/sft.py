@@ -20,8 +20,7 @@ from trl_gtr.scripts.arguments import parse_arguments
 from trl_gtr.tiny_llava.practice_games import alfworld_practice
 
 BUILDS = {"build": "tiny", "build-alfworld": "tiny-alfworld", "build-grids": "tiny-grids"}  # untrained embedded models
-# Training data of the embedded models besides whole tasks.
-OPTIONS = {
+OPTIONS = {  # training data of the embedded models besides whole tasks
     "points24_pool": lambda: {"hands": "pool"},
     "points24_reading": lambda: {"hands": "reading"},
     "alfworld_practice": lambda: {"env_kwargs": {"games": alfworld_practice(), "expert": "explorer"}},
@@ -36,6 +35,7 @@ class DataArguments:
     tasks: list[str] = field(
         default_factory=list, metadata={"help": f"Expert data, e.g. points24=1000 rows. Also: {', '.join(OPTIONS)}."}
     )
+    task_options: dict | str | None = field(default=None, metadata={"help": 'For all, e.g. {"history_turns": 2}.'})
     exploration: float = field(default=0.15, metadata={"help": "Share of random steps in the expert's play."})
     image_size: int | None = field(default=None, metadata={"help": "Store images at this size: faster."})
     llava_json: str | None = field(default=None, metadata={"help": "LLaVA-format JSON file to train on."})
@@ -44,14 +44,14 @@ class DataArguments:
 
 
 def expert_data(args: DataArguments, seed: int) -> Dataset:
-    parts = []
+    parts, how = [], {"exploration": args.exploration, "image_size": args.image_size}
     for task_and_rows in args.tasks:
         name, _, rows = task_and_rows.partition("=")
         if not rows.isdecimal():
             raise ValueError(f"--tasks {task_and_rows}: write task=rows, e.g. points24=1000.")
-        task = make_task(name.rpartition("_")[0], **OPTIONS[name]()) if name in OPTIONS else make_task(name)
-        how = {"seed": seed + len(parts), "exploration": args.exploration, "image_size": args.image_size}
-        parts.append(make_sft_dataset(task, int(rows), **how))
+        options = OPTIONS.get(name, dict)() | launch.task_options_of(args.task_options)
+        task = make_task(name.rpartition("_")[0] if name in OPTIONS else name, **options)
+        parts.append(make_sft_dataset(task, int(rows), seed + len(parts), **how))
     return concatenate_datasets(parts)
 
 

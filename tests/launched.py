@@ -236,18 +236,38 @@ def bad_number(folder):
 # --- resuming ------------------------------------------------------------------------------------------------------
 
 
-def resume(folder):
-    """Four updates at once, and two of them again from a checkpoint."""
-    saving = {"total_env_steps": 128, "save_strategy": "steps", "save_steps": 2}
-    whole = make_trainer(folder, "whole", **saving)
+def interrupted(folder, name, **settings):
+    """Four updates at once, and two of them again from a checkpoint: both trainers, and how they differ."""
+    settings |= {"total_env_steps": 128, "save_strategy": "steps", "save_steps": 2}
+    whole = make_trainer(folder, name, **settings)
     whole.train()
-    resumed = make_trainer(folder, "resumed", **saving)
-    resumed.train(resume_from_checkpoint=str(folder / "whole" / "checkpoint-2"))
+    resumed = make_trainer(folder, f"{name}_resumed", **settings)
+    resumed.train(resume_from_checkpoint=str(folder / name / "checkpoint-2"))
     first, second = weights(whole), weights(resumed)
-    return {
+    return (whole, resumed), {
         "distributed_type": whole.accelerator.distributed_type.value,
         "difference": max(float((first[name] - second[name]).abs().max()) for name in first),
         "logs": (steady(whole.state.log_history), steady(resumed.state.log_history)),
+    }
+
+
+def resume(folder):
+    return interrupted(folder, "whole")[1]
+
+
+def resume_turbo(folder):
+    """With adapters and a teacher whose thoughts are cloned."""
+    lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
+    trainers, outcome = interrupted(folder, "turbo", peft_config=lora, guide=lambda: MergedTeacher("sft"))
+    teachers = [trainer.guide.teacher for trainer in trainers]
+    first, second = (teacher.state_dict() for teacher in teachers)
+    return {
+        **outcome,
+        "alike": [alike_everywhere(trainer) for trainer in trainers],
+        "teachers_alike": [alike_everywhere(*pair) for pair in zip(trainers, teachers, strict=True)],
+        "teachers_difference": max(float((first[name] - second[name]).abs().max()) for name in first),
+        "labels": trainers[0].processes.gather(len(trainers[0].guide.buffer)),
+        "past": sorted(trainers[0].guide.files()),
     }
 
 
@@ -272,8 +292,9 @@ def signalled(folder):
 def long_run(folder):
     """`UPDATES` updates, each saved; goes on where an earlier run was ended."""
     steps = 32 * int(os.environ["UPDATES"])
+    guide = {"guide": lambda: MergedTeacher("sft")} if os.environ.get("GUIDE") == "turbo" else {}
     trainer = make_trainer(
-        folder, "long", total_env_steps=steps, save_strategy="steps", save_steps=1, save_total_limit=2
+        folder, "long", total_env_steps=steps, save_strategy="steps", save_steps=1, save_total_limit=2, **guide
     )
     trainer.train(resume_from_checkpoint=any((folder / "long").glob("checkpoint-*")))
     return {"log": steady(trainer.state.log_history)}

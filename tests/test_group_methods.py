@@ -1,8 +1,10 @@
 """The group methods end to end on the toy world: they learn without a value head, resume exactly, and drop what
 teaches nothing."""
 
+import itertools
 import json
 
+import numpy as np
 import pytest
 from launched import steady
 from toy import ColourTask, GuessTask, quiet_config
@@ -90,9 +92,21 @@ def test_a_time_out_shorter_than_an_episode_says_what_to_change(toy_checkpoint, 
         trainer.train()
 
 
-def test_a_time_out_shorter_than_a_start_is_an_error_before_the_model_is_loaded(tmp_path):
-    with pytest.raises(ValueError, match=r"Starting the environments takes .* s, longer than `rollout_timeout`"):
-        group_trainer("no/model", tmp_path, rollout_timeout=1e-9)
+def test_a_time_out_shorter_than_an_episode_is_an_error_before_the_model_is_loaded(tmp_path, monkeypatch):
+    now = itertools.count()  # every look at the clock is a second later
+    monkeypatch.setattr("trl_gtr.rollouts.group_collector.time.monotonic", lambda: float(next(now)))
+    with pytest.raises(ValueError, match=r"An episode takes longer than `rollout_timeout` \(2\.5 s\).*Raise it"):
+        group_trainer("no/model", tmp_path, rollout_timeout=2.5)  # an episode has three steps
+    with pytest.raises(ValueError, match="There is no folder no/model"):
+        group_trainer("no/model", tmp_path, rollout_timeout=9.0)
+
+
+def test_trying_the_time_out_changes_nothing(toy_checkpoint, tmp_path):
+    def images(folder, **settings):
+        trainer = group_trainer(toy_checkpoint, tmp_path / folder, **settings)
+        return [step.image for step in trainer._collect()[0].transitions]
+
+    assert all(map(np.array_equal, images("limited", rollout_timeout=600.0), images("unlimited")))
 
 
 def test_a_run_ends_when_all_its_steps_are_played_and_a_resumed_one_is_the_same(toy_checkpoint, tmp_path):

@@ -24,7 +24,7 @@ LAYERS = [
     ["guides"],
     ["learning"],
     ["evaluation"],
-    ["runs", "planning", "distributed.trl_bridge"],
+    ["runs", "planning", "interop", "distributed.trl_bridge"],
     ["trainer", "report"],
     ["scripts"],
     ["cli"],

@@ -97,7 +97,8 @@ def test_constraints_pin_what_pyproject_allows(project):
     extras = project["optional-dependencies"]
     for text in [*project["dependencies"], *(text for extra in extras for text in extras[extra])]:
         wanted = Requirement(text)
-        if wanted.name == "trl-gtr" or wanted.name == "alfworld":  # ourselves; pinned in pyproject.toml itself
+        # Ourselves; pinned in pyproject.toml itself; another build, with a name of its own, on every kind of machine.
+        if wanted.name in ("trl-gtr", "alfworld", "vllm"):
             continue
         assert wanted.specifier.contains(pins[wanted.name]), f"{wanted} against constraints.txt's {pins[wanted.name]}"
 

@@ -330,14 +330,14 @@ def test_the_feature_caches_size_is_a_setting(make_trainer):
 
 def test_a_start_ratio_that_is_off_is_reported(make_trainer, caplog):
     trainer = make_trainer(total_env_steps=16, per_device_train_batch_size=2, gradient_accumulation_steps=4)
-    score = trainer.make_experience
+    score = trainer.make_experience.score
 
     def shifted(*args):
-        experience = score(*args)
-        experience.scores.logprob.add_(0.2)
-        return experience
+        scores = score(*args)
+        scores.logprob.add_(0.2)
+        return scores
 
-    trainer.make_experience = shifted
+    trainer.make_experience.score = shifted
     with caplog.at_level(logging.WARNING, logger="trl_gtr.learning.update"):
         trainer.train()
     warnings = [record.message for record in caplog.records if "ratio is off 1 by 0.18" in record.message]
@@ -602,7 +602,7 @@ def test_the_reference_is_the_starting_policy(make_trainer, toy_checkpoint, adap
     trainer = make_trainer(kl_coef=0.1, learning_rate=1e-2, trainer_kwargs=peft)
     trainer.train()
     scorer = trainer.updater.scorer
-    steps = trainer._collect().transitions
+    steps = trainer._collect()[0].transitions
     with trainer.reference_network() as network:
         reference = scorer.score_all(steps, network).token_logprobs
     now = scorer.score_all(steps).token_logprobs
@@ -918,6 +918,16 @@ def test_the_phases_have_moments_of_their_own(make_trainer):
     assert not torch.equal(ppo_moments["exp_avg"], cloning_moments["exp_avg"])
     head = next(trainer.trained.value_head.parameters())
     assert head not in trainer.updater._moments  # which cloning has nothing to do with
+
+
+def test_the_number_of_labels_limits_a_cloning_phase(make_trainer):
+    trainer = make_trainer(update_schedule="separate", cloning_steps=100, cloning_epochs=0.5, total_env_steps=32)
+    trainer.train()
+    moments = trainer.updater._moments[trainer.trained.policy.get_output_embeddings().weight]
+    labels = [entry["buffer/size"] for entry in trainer.state.log_history]
+    assert int(moments["step"]) == sum(math.ceil(0.5 * each / trainer.args.mini_batch_size) for each in labels)
+    with pytest.raises(ValueError, match="needs `update_schedule='separate'`"):
+        make_trainer(cloning_epochs=1)
 
 
 def test_resume_true_takes_the_newest_and_says_if_there_is_none(make_trainer):

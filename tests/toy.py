@@ -140,6 +140,51 @@ class GuessTask(ColourTask):
         return transitions[-1].terminated
 
 
+class RecallEnv(ColourEnv):
+    """Shows a colour only at the start and is grey from then on; +1 for naming, in any later step, what was shown one
+    step before the grey. Who doesn't remember can only guess."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.steps = 0
+
+    def _show(self) -> tuple[np.ndarray, dict[str, Any]]:
+        if self.steps == 0:
+            return super()._show()
+        return np.full((SIZE, SIZE, 3), 128, np.uint8), {"colour": self.colour}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        self.steps = 0
+        return super().reset(seed=seed)
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        first = self.steps == 0
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, 0.0 if first else reward, terminated, truncated, info
+
+
+class RecallTask(ColourTask):
+    """Name the colour that was shown one step ago."""
+
+    def make_env(self, *, evaluation: bool = False) -> gym.Env:
+        return RecallEnv(**self.env_kwargs)
+
+    def success(self, transitions: Sequence[Transition]) -> bool:
+        return transitions[-1].reward > 0
+
+
+def remembering(task: Task, turns: int, images: int) -> Any:
+    """The task, with this much of the past in its prompts."""
+    task.history_turns, task.history_images = turns, images
+    return task
+
+
+def nearest_colour(image: np.ndarray) -> str:
+    """The colour that a picture shows."""
+    mean = image.reshape(-1, 3).mean(0)
+    return min(COLOURS, key=lambda colour: np.abs(np.array(COLOURS[colour]) - mean).sum())
+
+
 def build_toy_model(seed: int = 0) -> tuple[LlavaForConditionalGeneration, LlavaProcessor]:
     """A LLaVA that hardly has layers, over characters and the fragments of a response."""
     torch.manual_seed(seed)

@@ -14,7 +14,7 @@ from accelerate import PartialState
 from accelerate.utils import str_to_bool
 from transformers.utils import is_torch_bf16_gpu_available
 
-from .distributed.engine_fields import EngineFields
+from .distributed.engine_fields import EngineFields, EnvironmentFields
 from .distributed.field_rules import INHERITED, Rule, field_with_rule as _field, suggest_fields
 from .distributed.ppo_base import PPOConfig
 from .distributed.presets import PRESETS
@@ -29,7 +29,7 @@ MODEL_INIT_KWARGS = ("model_init_kwargs", '{"dtype": "bfloat16"}')
 
 @suggest_fields
 @dataclass
-class GTRConfig(EngineFields, PPOConfig):
+class GTRConfig(EngineFields, EnvironmentFields, PPOConfig):
     """Configuration of [`GTRTrainer`].
 
     One update collects `num_envs × rollout_steps` environment steps and learns from them in mini-batches of
@@ -208,6 +208,12 @@ class GTRConfig(EngineFields, PPOConfig):
         "'joint' (paper): one summed loss per micro-batch. 'separate': a separate cloning phase after PPO.",
     )
     cloning_steps: int = _field(16, "Mini-batches in the separate cloning phase.", at_least=1)
+    cloning_epochs: float | None = _field(
+        None,
+        "At most this many passes over all labels in one cloning phase, whatever `cloning_steps`: many steps on a few "
+        "labels overfit. None: no limit.",
+        above=0,
+    )
     cloning_learning_rate: float | None = _field(
         None, "Learning rate in the separate cloning phase, on the run's schedule; None or 0: `learning_rate`."
     )
@@ -402,12 +408,21 @@ class GTRConfig(EngineFields, PPOConfig):
             "`cloning_learning_rate` needs `update_schedule='separate'`: a joint step has only one learning rate.",
         )
         require(
+            self.cloning_epochs is None or self.update_schedule == "separate",
+            "`cloning_epochs` needs `update_schedule='separate'`: joint steps clone as often as PPO steps.",
+        )
+        require(
             not self.cloning_learning_rate or self.learning_rate > 0,
             "`cloning_learning_rate` follows the schedule of `learning_rate`, which is 0.",
         )
         require(
             self.cliprange_high is None or self.cliprange_high >= self.cliprange,
             f"`cliprange_high` = {self.cliprange_high} must be at least `cliprange` = {self.cliprange}.",
+        )
+        require(
+            self.vllm_importance_sampling_mode != "token_truncate" or self.ratio_level == "token",
+            "`vllm_importance_sampling_mode='token_truncate'` weighs tokens, but `ratio_level='response'` has one "
+            "loss per response: set 'sequence_truncate', or `ratio_level='token'`.",
         )
         require(self.kl_coef == 0 or self.kl_estimator == "k3", "`kl_coef` > 0 needs `kl_estimator='k3'`.")
 

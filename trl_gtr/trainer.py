@@ -25,7 +25,7 @@ from .distributed.progress import BarProgress, Progress
 from .distributed.signals import StopSignals
 from .distributed.trl_bridge import PPOBridge
 from .engines.base import Engine
-from .engines.choice import check_engine, make_engine
+from .engines.choice import make_engine
 from .engines.transformers import TransformersEngine
 from .evaluation.all_ranks import evaluate_on_all_ranks
 from .evaluation.evaluate import count_episodes
@@ -36,22 +36,24 @@ from .guides.sft_data import corrections_dataset
 from .learning.advantages import AdvantageEstimator, choose_estimator
 from .learning.experience import Experience, ExperienceMaker, Scorer, check_shaping
 from .learning.losses import choose_objective
+from .learning.mismatch import SamplerMismatch
 from .learning.update import Updater
 from .policy.adapters import check_start, ensure_named_base
 from .policy.loading import load_or_take
 from .policy.network import ValueHead
+from .policy.scores import Scores
 from .policy.scoring import VLMPolicy
 from .rollouts.all_ranks import collect_on_all_ranks, make_collector
 from .rollouts.clock import Clock
 from .runs.callbacks import GTRProgressCallback, logging_callbacks
 from .runs.checkpointer import GuideFiles, Part, RunCheckpointer, RunCounters
-from .runs.given import check_args, check_task_given
+from .runs.given import check_given, check_prompt_length
 from .runs.hopeless import HopelessRunCallback
 from .runs.length import RunLength
 from .runs.manifest import describe_run
 from .runs.model_card import PAPER, TrainedAgent, write_model_card
 from .runs.rollout_metrics import print_completions
-from .runs.stopping import RunStopper
+from .runs.stopping import RunStopper, Snapshot
 from .runs.update_metrics import update_metrics
 from .storage.state_files import LINKED_FILES, TENSORS
 from .tasks.base import Task
@@ -96,8 +98,7 @@ class GTRTrainer(PPOBridge):
         guide: Guide | None = None,
         advantage_estimator: AdvantageEstimator | None = None,
     ) -> None:
-        args, task = check_args(args), check_task_given(task)
-        check_engine(args)
+        args, task = check_given(args, task)
         self.task, self.eval_task = task, Task.ensure(eval_task or task)
         self.guide = choose_guide(guide, corrector, args)
         self.guide.check(task)
@@ -116,6 +117,7 @@ class GTRTrainer(PPOBridge):
         hidden_size = model.config.get_text_config().hidden_size
         value_head = ValueHead(hidden_size, args.value_head_sizes) if self.estimator.needs_values else None
         self.policy = VLMPolicy.from_settings(model, processing_class, args)
+        check_prompt_length(self.policy, self.collector)
         given = {"callbacks": callbacks, "optimizers": optimizers, "peft_config": peft_config}
         super().__init__(args, model, value_head, processing_class, **given)
         self.processes = Processes(self.accelerator, args.ddp_timeout)
@@ -185,19 +187,20 @@ class GTRTrainer(PPOBridge):
             with StopSignals() as self.signals, self.progress.shown():
                 while self._goes_on:
                     clock, means, update = Clock(), Means(), self.state.global_step
-                    rollout = self._collect()  # 1. act, while the corrector judges
-                    with clock("guide"):
-                        corrected = self.guide.labels(rollout, update, means)  # 2. add the guide's labels
-                    self.progress.begin("score", 1, "rollout")
+                    rollout, before = self._collect()  # 1. act, while the corrector judges
                     with clock("score"):
-                        experience = self.make_experience(rollout, corrected, means)  # 3. log-probs, advantages
+                        scores = self._score(rollout, means, before)  # 2. log-probs of the policy that acted
+                    with clock("guide"):
+                        corrected = self.guide.labels(rollout, update, means)  # 3. add the guide's labels
+                    with clock("score"):
+                        experience = self.make_experience(rollout, scores, corrected, means)  # 4. advantages
                     with clock("update"):
-                        self.updater.update(experience, update, means)  # 4. learn
+                        self.updater.update(experience, update, means)  # 5. learn
                     self.progress.end()
                     with clock("guide"):
                         self.guide.after_update(self.trained.policy, means)
                     self.engine.sync(self.trained.policy)
-                    self._finish_update(rollout, experience, means, rollout.times | clock.seconds)  # 5. log, save
+                    self._finish_update(rollout, experience, means, rollout.times | clock.seconds)  # 6. log, save
                     if self.stopper.stop_if_spent(self.state.global_step, rollout.stop_reason):
                         self.control.should_training_stop = True
                     self.stopper.raise_if_diverged(self.state.global_step, self.updater)
@@ -237,8 +240,8 @@ class GTRTrainer(PPOBridge):
             self.control.should_training_stop = True
 
     @torch.no_grad()
-    def _collect(self) -> Rollout:
-        """Collect this process's rollout and wait for all other processes."""
+    def _collect(self) -> tuple[Rollout, Snapshot | None]:
+        """Collect this process's rollout and wait for all other processes; also the state before it."""
         args, step = self.args, self.state.global_step
         play = partial(
             self.collector.collect,
@@ -255,7 +258,14 @@ class GTRTrainer(PPOBridge):
         self.stopper.stop_on_signal(step, collected.received, collected.faults, before)
         if self.is_world_process_zero() and not self.estimator.needs_groups:
             collected.warn_of_late(planned=args.rollout_steps * self.collector.num_envs)
-        return collected.rollout
+        return collected.rollout, before
+
+    def _score(self, rollout: Rollout, means: Means, before: Snapshot | None) -> Scores:
+        self.progress.begin("score", 1, "rollout")
+        try:
+            return self.make_experience.score(rollout, means)
+        except SamplerMismatch as error:
+            self.stopper.abandon_rollout(self.state.global_step, error, before)
 
     def _finish_update(
         self, rollout: Rollout, experience: Experience, means: Means, seconds: dict[str, float]

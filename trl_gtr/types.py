@@ -7,7 +7,7 @@ Observation → prompt → [`Response`] → environment step → [`Transition`];
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -75,8 +75,63 @@ class Generation:
     """Whether generation reached `max_completion_length` without an EOS."""
     logprobs: np.ndarray | None = None
     """float32, (tokens,): the sampler's own token log-probs, if the engine provides them."""
-    log_probs: list[float] | None = None
-    """The sampler's own log-probability of each id, where the engine reports it."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """An earlier step of an episode, as the agent sees it again: what it was told, and what it wrote."""
+
+    prompt: str
+    response: str
+    image: np.ndarray | None = None
+    """uint8, (height, width, 3): the observation then; `None` if the turn is shown without it."""
+
+
+class Prompt(str):
+    """A prompt that goes on with a chat: the words of this step, and the turns before it.
+
+    To everything that only wants the words it is an ordinary string; equality and hash are those of the words.
+    """
+
+    history: tuple[Turn, ...]
+
+    def __new__(cls, words: str, history: Sequence[Turn]) -> Prompt:
+        prompt = super().__new__(cls, words)
+        prompt.history = tuple(history)
+        return prompt
+
+    def __getnewargs__(self) -> tuple[str, tuple[Turn, ...]]:  # type: ignore[override]
+        return str(self), self.history
+
+
+Pictures = np.ndarray | tuple[np.ndarray, ...]
+"""The picture of a step, uint8 (height, width, 3), or several."""
+
+
+def turns_before(prompt: str) -> tuple[Turn, ...]:
+    """The earlier turns of the chat, the oldest first; none for a plain string."""
+    return prompt.history if isinstance(prompt, Prompt) else ()
+
+
+def all_pictures(prompt: str, image: Pictures) -> tuple[np.ndarray, ...]:
+    """Every picture of the chat, in order: those of the turns before, then the step's own."""
+    earlier = (turn.image for turn in turns_before(prompt) if turn.image is not None)
+    return (*earlier, *(image if isinstance(image, tuple) else (image,)))
+
+
+def chat_messages(prompt: str, pictures: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The chat as messages of roles and content parts.
+
+    Args:
+        pictures: A content part for each of [`all_pictures`], in that order.
+    """
+    parts, messages = iter(pictures), []
+    for turn in turns_before(prompt):
+        shown = [] if turn.image is None else [dict(next(parts))]
+        messages.append({"role": "user", "content": [*shown, {"type": "text", "text": turn.prompt}]})
+        messages.append({"role": "assistant", "content": [{"type": "text", "text": turn.response}]})
+    own = [*map(dict, parts), {"type": "text", "text": str(prompt)}]
+    return [*messages, {"role": "user", "content": own}]
 
 
 class Cancellation:
@@ -131,6 +186,7 @@ class CorrectionRequest:
     image: np.ndarray
     """uint8, (height, width, 3): the observation."""
     prompt: str
+    """A [`Prompt`] if the agent also saw earlier turns."""
     response: Response
     public_state: Mapping[str, Any]
     """What a player is allowed to know, in words; safe to send to a server."""
@@ -223,6 +279,7 @@ class Transition:
     """Position in the rollout."""
     image: np.ndarray
     prompt: str
+    """A [`Prompt`] if the agent also saw earlier turns; so is `final_prompt`."""
     response: Response
     response_ids: np.ndarray
     """int64, (tokens,): the ids as sampled, EOS included, padding excluded."""
@@ -247,6 +304,8 @@ class Transition:
     """Position in the episode."""
     substitute: str | None = None
     """The random legal action played instead; `None` if the agent's own was played or the step was skipped."""
+    sampler_logprobs: np.ndarray | None = None
+    """See `Generation.logprobs`."""
 
 
 @dataclass
@@ -262,6 +321,8 @@ class Rollout:
     last_prompts: list[str]
     episodes: list[Sequence[Transition]] = field(default_factory=list)
     """Complete episodes that ended in this rollout, including steps from earlier rollouts (without images)."""
+    in_workers: bool = False
+    """Whether environments ran in workers. An episode lost with its worker has `worker_lost` in its final info."""
     stop_reason: str | None = None
     """Why the run should end after this rollout (the corrector's budget is spent)."""
     times: dict[str, float] = field(default_factory=dict)

@@ -435,7 +435,7 @@ def test_any_text_is_read_without_an_exception(text: str, tokens: int) -> None:
     "".join(parts).encode()
     assert usage is None or Budget(Limits(), (1.0, 1.0)).cost(*usage).usd < 100
     request = points_request(read=("4", "6", "A", "7"))
-    conversation = Conversation(request, {"type": "image"})
+    conversation = Conversation(request, [{"type": "image"}])
     for reply in (
         Reply(text),
         Reply(tool_calls=(ToolCall("1", "find_all_correct_formulas", text), ToolCall("2", text, "{}"))),

@@ -17,7 +17,7 @@ from peft import LoraConfig, get_peft_model
 
 from trl_gtr.policy.loading import load_policy
 
-FAULTS = ("slow_process", "bad_number", "resume", "on_an_adapter", "signalled")
+FAULTS = ("slow_process", "bad_number", "resume", "resume_turbo", "on_an_adapter", "signalled")
 CONFIGS = ROOT / "examples" / "accelerate_configs"
 
 
@@ -151,6 +151,18 @@ def test_two_processes_resume_exactly(two_processes, folder):
     assert again == whole
 
 
+def test_two_processes_resume_with_the_same_merged_teacher(two_processes, folder):
+    assert (folder / "resume_turbo.pkl").is_file(), two_processes[1]
+    resumed = outcome(folder, "resume_turbo")
+    assert resumed["alike"] == resumed["teachers_alike"] == [True, True]
+    assert (resumed["difference"], resumed["teachers_difference"]) == (0, 0)
+    whole, again = resumed["logs"]
+    assert again == whole
+    assert all(entry["teacher/distance"] > 0 for entry in whole)
+    assert min(resumed["labels"]) > 0  # the teacher writes on both
+    assert len(resumed["past"]) == 4  # every policy that acted
+
+
 def test_a_signal_to_one_process_stops_both_with_a_checkpoint(two_processes, folder):
     status, output = two_processes
     assert status != 0
@@ -203,8 +215,10 @@ def uninterrupted_log(folder, tmp_path):
     return long_run(tmp_path)["log"]
 
 
-def test_a_killed_and_a_terminated_run_go_on_as_if_nothing_had_happened(killed_run, tmp_path, monkeypatch):
+@pytest.mark.parametrize("guide", ["expert", pytest.param("turbo", marks=pytest.mark.slow)])
+def test_a_killed_and_a_terminated_run_go_on_as_if_nothing_had_happened(killed_run, tmp_path, monkeypatch, guide):
     monkeypatch.setenv("UPDATES", "7")
+    monkeypatch.setenv("GUIDE", guide)
     expected = uninterrupted_log(killed_run, tmp_path)
     assert end_after(killed_run, start(killed_run), 2, signal.SIGKILL) != 0
     assert end_after(killed_run, start(killed_run), 2, signal.SIGTERM) != 0

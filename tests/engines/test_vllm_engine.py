@@ -78,7 +78,7 @@ def test_requests_describe_the_scored_distribution(engine: VLLMEngine) -> None:
         likeliest = engine.generate(some_prompts(3), some_images(3), greedy=True)
     assert [each.log_probs for each in likeliest] == [None] * 3
     assert [g.ids.tolist() for g in generations] == [[70, engine.policy.eos_token_ids[0]]] * 3
-    assert generations[0].log_probs == [-1.0, -2.0]
+    assert generations[0].logprobs.tolist() == [-1.0, -2.0]
     for request, image in zip(asked, some_images(3), strict=True):
         assert request.ids.count(engine.image_token) == 1
         assert np.array_equal(request.image, image)

@@ -67,7 +67,7 @@ def failing(times: int, part: str, status: int = 500) -> Callable[[str], int | N
 def test_weights_arrive_and_caches_are_reset(engine: VLLMEngine, server: FakeVLLM, tmp_path: Path) -> None:
     with engine.ready():
         generations = engine.generate(PROMPTS, IMAGES)
-    assert [each.log_probs for each in generations] == [[-0.5, -0.5]] * 3
+    assert [each.logprobs.tolist() for each in generations] == [[-0.5, -0.5]] * 3
     own = dict(engine.model.named_parameters())
     assert server.weights.keys() == own.keys()
     assert all(torch.equal(server.weights[name], own[name]) for name in own)

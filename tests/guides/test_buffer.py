@@ -9,6 +9,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from trl_gtr.guides.buffer import CorrectionBuffer
+from trl_gtr.types import Prompt, Turn, all_pictures
 
 
 def flat_image(shade, size=8):
@@ -227,3 +228,51 @@ class TestState:
     def test_other_capacity_raises(self):
         with pytest.raises(ValueError, match="correction_buffer_size"):
             CorrectionBuffer(capacity=5, seed=0).load_state_dict(CorrectionBuffer(capacity=6, seed=0).state_dict())
+
+
+class TestEarlierTurns:
+    """An episode in which every step sees the last three again, two of them with their picture."""
+
+    def add_episode(self, buffer, length=6):
+        for step in range(length):
+            turns = [
+                Turn("Look.", f"answer {i}", flat_image(i) if i >= step - 2 else None)
+                for i in range(max(0, step - 3), step)
+            ]
+            prompt = Prompt("Look.", turns) if turns else "Look."
+            buffer.add(prompt, flat_image(step), [step, 1], num_labels=1)
+
+    def check(self, sample):
+        step = int(sample.target_ids[0])
+        turns = sample.prompt.history if step else ()
+        assert [turn.response for turn in turns] == [f"answer {i}" for i in range(max(0, step - 3), step)]
+        shades = [None if turn.image is None else int(turn.image[0, 0, 0]) for turn in turns]
+        assert shades == [i if i >= step - 2 else None for i in range(max(0, step - 3), step)]
+        assert (sample.image == step).all()
+        return step
+
+    def test_come_back_and_each_picture_is_stored_once(self):
+        buffer = CorrectionBuffer(capacity=100, seed=0)
+        self.add_episode(buffer)
+        assert [self.check(sample) for sample in buffer.samples()] == list(range(6))
+        assert buffer.num_images == 6  # shown fifteen times
+
+    def test_survive_a_checkpoint_and_are_freed_with_their_last_sample(self):
+        buffer, restored = CorrectionBuffer(capacity=6, seed=0), CorrectionBuffer(capacity=6, seed=0)
+        self.add_episode(buffer)
+        restored.load_state_dict({name: torch.from_numpy(array) for name, array in buffer.state_dict().items()})
+        assert [self.check(sample) for sample in restored.samples()] == list(range(6))
+        assert restored.num_images == 6
+        for each in (buffer, restored):
+            for i in range(200):  # replaces all but a few of the samples, and in the end all
+                each.add("other", flat_image(99), [7, 1], num_labels=1, update=i)
+        assert [sample.update for sample in restored.samples()] == [sample.update for sample in buffer.samples()]
+        assert restored.num_images == buffer.num_images
+        left = [sample for sample in buffer.samples() if sample.prompt == "Look."]
+        shown = {each.tobytes() for sample in left for each in all_pictures(sample.prompt, sample.image)}
+        assert buffer.num_images == len(shown) + 1
+
+    def test_a_state_without_them_has_no_such_arrays(self):
+        buffer = CorrectionBuffer(capacity=6, seed=0)
+        fill(buffer, range(5))
+        assert not [name for name in buffer.state_dict() if "turn" in name]

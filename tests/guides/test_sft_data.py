@@ -54,6 +54,29 @@ def test_the_picture_is_the_one_that_the_response_is_about() -> None:
         assert np.array_equal(np.asarray(row["images"][0]), picture)
 
 
+def test_rows_of_a_task_that_shows_earlier_turns() -> None:
+    """Each row goes on with the chat of the row before it, with the responses that were played."""
+    plain, past = make_task("number_line"), make_task("number_line", history_turns=2, history_images=1)
+    rows, expected = list(make_sft_dataset(past, 30, seed=1, image_size=60)), make_sft_dataset(plain, 30, seed=1)
+    for before, row, alone in zip([None, *rows], rows, expected, strict=False):
+        assert row["messages"][-2:] == alone["messages"]  # the same states and answers
+        assert {image.size for image in row["images"]} == {(60, 60)}
+        kinds = [[part["type"] for part in message["content"]] for message in row["messages"]]
+        assert sum(kind.count("image") for kind in kinds) == len(row["images"]) <= 2
+        assert kinds[-2] == ["image", "text"]
+        if before is not None and len(row["messages"]) > 2:
+            assert row["images"][0] == before["images"][-1]
+            assert kinds[-4] == ["image", "text"]
+            assert row["messages"][-3]["role"] == "assistant"
+            same = row["messages"][-3] == before["messages"][-1]
+            assert same or json.loads(row["messages"][-3]["content"][0]["text"])["action"] in ("+", "-")
+    lengths = [len(row["messages"]) for row in rows]
+    assert set(lengths) == {2, 4, 6}
+    data = prompt_and_completion(make_sft_dataset(past, 4, seed=1))
+    assert [len(row["prompt"]) for row in data] == [length - 1 for length in lengths[:4]]
+    assert all(len(row["completion"]) == 1 for row in data)
+
+
 def test_same_seed_same_rows_other_seed_other_rows() -> None:
     task = make_task("ezpoints")
     first, again, other = (make_sft_dataset(task, 15, seed=seed) for seed in (3, 3, 4))

@@ -19,22 +19,15 @@ from counter_env import Counter, CounterTask, Housed, make
 from function_engine import make_collector
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from paths import TESTS
+from worker_cases import Careless, gone, played, running, same, says, told
 
 from trl_gtr.distributed.means import Means
 from trl_gtr.evaluation.evaluate import evaluate_agent
 from trl_gtr.rollouts.vector_envs import unpack_infos
-from trl_gtr.rollouts.workers import WorkerLost, WorkerVectorEnv
+from trl_gtr.rollouts.worker_base import WorkerLost
+from trl_gtr.rollouts.workers import WorkerVectorEnv
 from trl_gtr.runs.rollout_metrics import count_rollout
 from trl_gtr.storage.plain_data import decode, encode
-from trl_gtr.types import Generation, Rollout
-
-
-def same(first: Any, second: Any) -> bool:
-    if isinstance(first, dict):
-        return first.keys() == second.keys() and all(same(first[key], second[key]) for key in first)
-    if isinstance(first, np.ndarray) and first.dtype == object:
-        return all(same(one, other) for one, other in zip(first, second, strict=True))
-    return bool(np.array_equal(first, second)) if isinstance(first, np.ndarray) else first == second
 
 
 @pytest.mark.parametrize("recycle_after", [None, 2])
@@ -206,21 +199,6 @@ def test_signals_to_the_run_leave_its_workers_alone() -> None:
         envs.close()
 
 
-def running(pid: int) -> bool:
-    """Is there such a process, and is it more than a zombie?"""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def gone(pids: list[int], seconds: float = 10.0) -> bool:
-    end = time.monotonic() + seconds
-    while any(map(running, pids)) and time.monotonic() < end:
-        time.sleep(0.1)
-    return not any(map(running, pids))
-
-
 def test_workers_end_when_they_are_closed() -> None:
     envs = WorkerVectorEnv(make, 2)
     pids = [worker.pid for worker in envs.workers]
@@ -254,12 +232,6 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path, action: str) ->
     parent.wait()
     parent.stdout.close()
     assert gone(pids)
-
-
-def told(log: Path, event: str) -> list[int]:
-    """The processes that `Housed` environments have started, or closed."""
-    lines = [line.split() for line in log.read_text().splitlines()] if log.exists() else []
-    return [int(pid) for what, pid in lines if what == event]
 
 
 def test_an_environment_is_closed_with_its_worker(tmp_path: Path) -> None:
@@ -348,15 +320,6 @@ def test_invalid_arguments_are_refused(arguments: tuple[int, dict[str, Any]]) ->
 # -- in a run --------------------------------------------------------------------------------------------------------
 
 
-def says(action: str = "go") -> Any:
-    text = f'{{"action": "{action}"}}'
-    return lambda prompts, images: [Generation(np.zeros(1, np.int64), text) for _ in prompts]
-
-
-def played(rollout: Rollout) -> list[Any]:
-    return [(t.env_index, t.prompt, t.reward, t.terminated, t.info, t.final_info) for t in rollout.transitions]
-
-
 def test_a_collector_plays_the_same_in_processes() -> None:
     """Up to a checkpoint and on from it; the wrapper under which an unreadable response costs a step goes along."""
     here = make_collector(CounterTask("sync"), says(), num_envs=2, seed=1)
@@ -393,21 +356,6 @@ def test_a_lost_episode_is_counted_and_no_failure() -> None:
     metrics = means.reduce()
     assert metrics["episode/worker_lost"] == pytest.approx(1 / len(rollout.episodes))
     assert metrics["episode/success"] == 1.0
-
-
-class Careless:
-    """Kills every worker once, in its first episode."""
-
-    def __init__(self, action: str, times: int) -> None:
-        self.action, self.left = action, times
-
-    def respond(self, prompts: list[str], images: list[Any], infos: Any) -> list[str]:
-        answers = []
-        for prompt in prompts:
-            careless = self.left > 0 and prompt.startswith("1 ")
-            self.left -= careless
-            answers.append(f'{{"action": "{self.action if careless else "go"}"}}')
-        return answers
 
 
 def test_an_evaluation_is_the_same_in_processes() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from ..responses.safe_text import printable
 from ..tasks.base import Task
 from ..tasks.contract import Contract
-from ..types import Correction, CorrectionRequest, FailureKind, Usage
+from ..types import Correction, CorrectionRequest, FailureKind, Usage, turns_before
 
 
 class BudgetExhausted(RuntimeError):
@@ -84,7 +84,7 @@ def failed(
 
 
 def request_digest(request: CorrectionRequest) -> str:
-    """Hash of everything a corrector may see: image, prompt, thought, action, public state and rubric.
+    """Hash of everything a corrector may see: image, prompt, earlier turns, thought, action, public state and rubric.
 
     The hidden truth (`request.info`) is not included.
     """
@@ -99,8 +99,11 @@ def request_digest(request: CorrectionRequest) -> str:
         _plain(request.public_state),
         [str(image.dtype), list(image.shape)],
     ]
+    turns = turns_before(request.prompt)
+    words += [[turn.prompt, turn.response, None if turn.image is None else list(turn.image.shape)] for turn in turns]
     digest = hashlib.sha256(json.dumps(words, sort_keys=True, ensure_ascii=True).encode())
-    digest.update(image.tobytes())
+    for picture in (image, *(turn.image for turn in turns if turn.image is not None)):
+        digest.update(picture.tobytes())
     return digest.hexdigest()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..types import Correction, CorrectionRequest, Generation, Usage
+from ..types import Correction, CorrectionRequest, Generation, Usage, all_pictures
 from .base import Corrector, failed
 from .openai.chat import Reply
 from .openai.conversation import Conversation
@@ -100,7 +100,12 @@ class LocalCorrector(Corrector):
         """Advance all conversations of a batch together until each has ended."""
         began: float | None = None
         conversations = [
-            Conversation(request, {"type": "image"}, tools_in_words=True, max_tool_rounds=self.max_tool_rounds)
+            Conversation(
+                request,
+                [{"type": "image"}] * len(all_pictures(request.prompt, request.image)),
+                tools_in_words=True,
+                max_tool_rounds=self.max_tool_rounds,
+            )
             for request in requests
         ]
         done: dict[int, Correction] = {}
@@ -114,7 +119,7 @@ class LocalCorrector(Corrector):
                 done |= {i: failed("late", "given up unanswered") for i in pending}
                 break
             prompts = [flatten(conversations[i].messages) for i in pending]
-            images = [requests[i].image for i in pending]
+            images = [all_pictures(requests[i].prompt, requests[i].image) for i in pending]
             began = began or time.perf_counter()
             try:
                 generations = self._generate(prompts, images)
@@ -136,11 +141,11 @@ class LocalCorrector(Corrector):
             for answer, usage in zip(answers, usages, strict=True)
         ]
 
-    def _generate(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> list[Generation]:
+    def _generate(self, prompts: Sequence[str], images: Sequence[tuple[np.ndarray, ...]]) -> list[Generation]:
         if self.temperature == 0:
             return self._engine.generate(prompts, images, greedy=True)
         seed = hashlib.sha256("\0".join(prompts).encode("utf-8", "replace"))
-        for image in images:
+        for image in (each for pictures in images for each in pictures):
             seed.update(np.ascontiguousarray(image).tobytes())
         with _gumbel_sampling(self.model, int.from_bytes(seed.digest()[:8], "big"), self.temperature):
             return self._engine.generate(prompts, images, greedy=True)

@@ -1,17 +1,18 @@
 """The question a language model is asked about one step, and the schema of its answer.
 
 The questions come from the task's `Rubric`; the frame around them is the same for all tasks. It includes only what
-the agent saw and wrote: image, prompt and response. `request.info` is never read here.
+the agent saw and wrote: image, prompt and response, and the earlier turns it was shown. `request.info` is never read
+here.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..responses.safe_text import storable
-from ..types import CorrectionRequest
+from ..types import CorrectionRequest, Turn, turns_before
 
 VERSION = 1
 """Bump it whenever the wording changes: cached answers belong to the question they answered."""
@@ -71,15 +72,30 @@ def _tools_in_words(task: Any) -> list[str]:
     return lines
 
 
-def question(request: CorrectionRequest) -> str:
-    """The text that accompanies the step's image."""
-    return storable(  # neither requests nor tokenizers accept lone surrogates
-        "The agent was shown this picture and told:\n"
-        f"<told>\n{request.prompt}\n</told>\n"
-        "It responded:\n"
-        f"<response>\n{request.response.text}\n</response>\n"
-        "Judge the response."
+def question(request: CorrectionRequest, pictures: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The question as content parts: the earlier turns that the agent saw, then its step, each with its picture.
+
+    Args:
+        pictures: A content part for each of `all_pictures`, in that order.
+    """
+    parts, content, number = iter(pictures), [], 0
+    for turn in turns_before(request.prompt):
+        if turn.image is None:
+            content.append(_told("In an earlier step, without its picture here, the agent was told:", turn))
+        else:
+            number += 1
+            content.append(_told(f"In an earlier step the agent was shown picture {number} and told:", turn))
+            content.append(dict(next(parts)))
+    now = (
+        f"Now it was shown picture {number + 1} and told:" if content else "The agent was shown this picture and told:"
     )
+    step = Turn(str(request.prompt), request.response.text)
+    return [*content, _told(now, step, "\nJudge the last response." if content else "\nJudge the response."), *parts]
+
+
+def _told(intro: str, turn: Turn, end: str = "") -> dict[str, Any]:
+    words = f"{intro}\n<told>\n{turn.prompt}\n</told>\nIt responded:\n<response>\n{turn.response}\n</response>{end}"
+    return {"type": "text", "text": storable(words)}  # neither requests nor tokenizers accept lone surrogates
 
 
 def answer_schema(task: Any) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""The settings of the engine that generates. Names are those of TRL's `GRPOConfig` where it has them."""
+"""Settings of the engine that generates, and of where environments run.
+
+Names are those of TRL's `GRPOConfig` where it has them.
+"""
 
 from __future__ import annotations
 
@@ -62,3 +65,43 @@ class EngineFields:
         "Needs a GPU.",
         resume="free",
     )
+
+    # --- another engine's samples -----------------------------------------------------------------------------
+    vllm_importance_sampling_correction: bool = _field(
+        True,
+        "Weigh policy losses by the probability ratio of learner and sampler, truncated, where the engine reports its "
+        "own log-probs.",
+    )
+    vllm_importance_sampling_mode: Literal["sequence_truncate", "token_truncate"] = _field(
+        "sequence_truncate", "One such weight per response or, with `ratio_level='token'`, one per token."
+    )
+    vllm_importance_sampling_clip_max: float = _field(2.0, "The largest such weight.", above=0)
+    vllm_importance_sampling_threshold: float = _field(
+        1e-3,
+        "No weights are needed up to this mean difference between the log-probs of learner and sampler.",
+        at_least=0,
+    )
+    vllm_max_mismatch: float = _field(
+        0.05,
+        "A KL per token between sampler and learner above this ends the run: the sampler's weights are old, or not "
+        "the learner's.",
+        resume="free",
+        above=0,
+    )
+
+
+@dataclass
+class EnvironmentFields:
+    """Where environments run."""
+
+    # --- the environments -------------------------------------------------------------------------------------
+    vectorization: Literal["auto", "local", "workers", "ray"] = _field(
+        "auto",
+        "Where environments run: 'local', in this process; 'workers', each in a process of its own; 'ray', each in a "
+        "process of a Ray cluster. 'auto': as the task says, 'local' or 'workers'. The rollouts are the same.",
+        resume="free",
+    )
+    ray_address: str | None = _field(
+        None, "A running Ray cluster: HOST:PORT or 'auto'. None: a Ray of its own on this machine.", resume="free"
+    )
+    ray_envs_per_actor: int = _field(1, "Environments per Ray actor, each in its own process.", "free", at_least=1)

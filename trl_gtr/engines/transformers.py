@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import nn
@@ -17,7 +16,7 @@ from ..policy.loading import unwrap_adapter
 from ..policy.logprobs import penalize_repetition
 from ..policy.network import PolicyWithValue
 from ..policy.scoring import VLMPolicy
-from ..types import Generation
+from ..types import Generation, Pictures
 from .base import Engine
 
 
@@ -79,12 +78,12 @@ class TransformersEngine(Engine):
         with unwrap_model_for_generation(self.network, self.accelerator):
             yield
 
-    def prepare(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> None:
+    def prepare(self, prompts: Sequence[str], images: Sequence[Pictures]) -> None:
         """Process and cache the images."""
         self.policy.encoder.prepare(prompts, images)
 
     @torch.no_grad()
-    def generate(self, prompts: Sequence[str], images: Sequence[np.ndarray], greedy: bool = False) -> list[Generation]:
+    def generate(self, prompts: Sequence[str], images: Sequence[Pictures], greedy: bool = False) -> list[Generation]:
         """Generate one response per prompt and image in one batch, using torch's global RNG unless `greedy`."""
         policy, model = self.policy, unwrap_adapter(self.model)
         inputs = {key: tensor.to(model.device) for key, tensor in policy.encoder.encode(prompts, images).items()}

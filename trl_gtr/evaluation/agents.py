@@ -19,6 +19,7 @@ from ..policy.loading import load_policy
 from ..policy.scoring import VLMPolicy
 from ..responses.safe_text import hide_secrets, one_line
 from ..tasks.base import Task
+from ..types import all_pictures, chat_messages
 
 
 class Agent(Protocol):
@@ -111,11 +112,12 @@ class ServedAgent:
     def _ask(self, prompt: str, image: np.ndarray) -> str:
         import openai
 
-        picture = {"type": "image_url", "image_url": {"url": data_url(image)}}
+        shown = all_pictures(prompt, image)
+        pictures = [{"type": "image_url", "image_url": {"url": data_url(each)}} for each in shown]
         try:
             response = self.client.chat.completions.with_raw_response.create(
                 model=self.model,
-                messages=[{"role": "user", "content": [picture, {"type": "text", "text": prompt}]}],
+                messages=chat_messages(prompt, pictures),
                 temperature=self.temperature,
                 max_completion_tokens=self.max_completion_length,
             )
@@ -181,4 +183,6 @@ def load_agent(
     model, processor = load_policy(name, dtype=dtype)
     model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
     policy = VLMPolicy(model, processor, temperature=temperature or 1.0, max_completion_length=max_completion_length)
+    if task.history_turns:
+        policy.encoder.check_history(with_images=task.history_images > 0)
     return PolicyAgent(TransformersEngine(policy, model), greedy=temperature == 0)

@@ -13,6 +13,7 @@ from ..config import GTRConfig
 from ..distributed.processes import Processes
 from ..distributed.progress import Progress
 from ..engines.base import Engine
+from ..rollouts.vector_envs import Vectorization
 from ..tasks.base import Task
 from .agents import PolicyAgent
 from .evaluate import evaluate_agent
@@ -54,6 +55,7 @@ def evaluate_on_all_ranks(
             invalid_action=args.invalid_action,
             stopped=lambda: received() is not None or time.monotonic() > end,
             progress=progress,
+            vectorization=Vectorization.from_settings(args),
         ).episodes
         processes.barrier("evaluation")
     signals, by_process = zip(*processes.gather((received(), played)), strict=True)

@@ -10,8 +10,9 @@ import gymnasium as gym
 import numpy as np
 
 from ..rollouts.playing import PlayingRules
-from ..rollouts.workers import WorkerLost, WorkerRefused
+from ..rollouts.worker_base import WorkerLost, WorkerRefused
 from ..tasks.base import is_true_thought
+from ..tasks.memory import Memory
 from ..types import Transition
 from .reports import EpisodeResult
 
@@ -36,11 +37,18 @@ class Episode:
         self.rng = np.random.default_rng([seed, index, 3])
         self.observation: Any = None
         self.info: dict[str, Any] = {}
+        self.memory = Memory(self.task)
         self.transitions: list[Transition] = []
         self.judged_steps = self.true_steps = self.losses = 0
         self.solvable, self.ended = True, False
 
+    @property
+    def prompt(self) -> str:
+        """What the agent is told now, with the turns before."""
+        return self.memory.prompt(self.observation, self.info)
+
     def begin(self) -> None:
+        self.memory.clear()
         while True:
             try:
                 deal = int(np.random.SeedSequence([self.seed, self.index, 2]).generate_state(1)[0])
@@ -72,6 +80,7 @@ class Episode:
         true = is_true_thought(self.task.judge(response, info))
         self.judged_steps += true is not None
         self.true_steps += response.valid and true is True
+        self.memory.add(np.array(self.observation), info, text)
         self.observation, reward, terminated, truncated, self.info = self.env.step(choice.action)
         self.ended = bool(terminated or truncated)
         self.transitions.append(
@@ -79,7 +88,7 @@ class Episode:
                 env_index=self.index,
                 step=len(self.transitions),
                 image=np.zeros((0, 0, 3), np.uint8),
-                prompt=prompt,
+                prompt=str(prompt),
                 response=response,
                 response_ids=np.zeros(0, np.int64),
                 reward=self.rules.reward(float(reward), choice.legal),

@@ -2,7 +2,7 @@
 
 Episode k depends only on (seed, k), so every agent plays the same deals. If a task lists its starts (games, a set of
 hands), each is played once before any is repeated. Episodes are not cut, and returns are raw: the environment's
-rewards plus the task's penalty for illegal actions. If a worker process is lost, its episode is played again.
+rewards plus the task's penalty for illegal actions. If a worker is lost, its episode is played again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import gymnasium as gym
 from ..distributed.progress import Progress
 from ..distributed.sizes import episode_count
 from ..rollouts.playing import PlayingRules
-from ..rollouts.vector_envs import in_processes
+from ..rollouts.vector_envs import AUTO, Vectorization
 from ..rollouts.workers import WorkerEnv
 from ..tasks.base import Task
 from .agents import Agent
@@ -53,6 +53,7 @@ def evaluate_agent(
     invalid_action: str = "random",
     stopped: Callable[[], bool] = lambda: False,
     progress: Progress | None = None,
+    vectorization: Vectorization = AUTO,
 ) -> EvaluationReport:
     """Play episodes and report the results.
 
@@ -66,6 +67,7 @@ def evaluate_agent(
         stopped: Checked between steps; `True` cuts the evaluation short. Unfinished episodes don't count, and the
             report is not `complete`.
         progress: Told of every episode that ends.
+        vectorization: Where the environments run.
     """
     task = Task.ensure(task)
     if isinstance(episodes, (int, str)):
@@ -78,7 +80,7 @@ def evaluate_agent(
     playing: list[Episode] = []
     results: list[EpisodeResult] = []
     rules = PlayingRules(task, invalid_action)
-    with _Envs(rules, min(num_envs, len(numbers))) as envs:
+    with _Envs(rules, min(num_envs, len(numbers)), vectorization) as envs:
         while (waiting or playing) and not stopped():
             begun: list[Episode] = []
             while waiting and len(playing) + len(begun) < num_envs:
@@ -87,7 +89,7 @@ def evaluate_agent(
                 begun.append(Episode(rules, envs.take(), number, seed, options))
             envs.for_each(Episode.begin, begun)
             playing += begun
-            prompts = [task.prompt(episode.observation, episode.info) for episode in playing]
+            prompts = [episode.prompt for episode in playing]
             texts = agent.respond(prompts, [e.observation for e in playing], [e.info for e in playing])
             envs.for_each(Episode.step, playing, prompts, texts)
             for episode in (episode for episode in playing if episode.ended):
@@ -100,11 +102,12 @@ def evaluate_agent(
 
 
 class _Envs:
-    """Environments for episodes: a fresh one for each, or worker processes that are reused."""
+    """Environments for episodes: a fresh one for each, or workers that are reused."""
 
-    def __init__(self, rules: PlayingRules, count: int) -> None:
+    def __init__(self, rules: PlayingRules, count: int, vectorization: Vectorization) -> None:
         self.make = partial(rules.make_env, evaluation=True)
-        self.workers = [WorkerEnv(self.make) for _ in range(count)] if in_processes(rules.task) else []
+        start = vectorization.workers(rules.task)
+        self.workers = [] if start is None else [WorkerEnv(self.make, start_worker=start) for _ in range(count)]
         self.free = list(self.workers)
         self.threads = ThreadPoolExecutor(max(count, 1))  # one per worker; started only if there are workers
 

@@ -58,7 +58,7 @@ class Game:
 
     @property
     def prompt(self) -> str:
-        return self.task.prompt(self.image, self.episode.info)
+        return self.episode.prompt
 
     @property
     def rules(self) -> str:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..types import Prompt, Turn, turns_before
 from .image_store import ImageStore, check_image
 
 
@@ -22,6 +23,7 @@ class CloningSample:
     """One training sample: an image, a prompt, and the response that should have been written."""
 
     prompt: str
+    """A [`Prompt`] if the agent also saw earlier turns."""
     image: np.ndarray
     """uint8, (height, width, 3)."""
     target_ids: np.ndarray
@@ -32,21 +34,36 @@ class CloningSample:
     """The update whose rollout was corrected."""
 
 
+class _StoredTurn(NamedTuple):
+    prompt: str
+    response: str
+    image_key: bytes | None
+
+
 class _Stored(NamedTuple):
     prompt: str
     image_key: bytes
     target_ids: np.ndarray
     num_labels: int
     update: int
+    turns: tuple[_StoredTurn, ...] = ()
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.prompt, *(text for turn in self.turns for text in (turn.prompt, turn.response))]
+
+    @property
+    def image_keys(self) -> list[bytes]:
+        return [self.image_key, *(turn.image_key for turn in self.turns if turn.image_key is not None)]
 
 
 class CorrectionBuffer:
     """All corrections so far, or a uniform sample of them once there are more than `capacity`.
 
     A full buffer is a *reservoir* (Vitter's algorithm R): each correction ever added is in it with the same
-    probability, so early and late rollouts have equal weight. Prompts and images are deduplicated and freed with their
-    last sample; images are compressed losslessly ([`ImageStore`]). The buffer has its own random generator, so nothing
-    else in the program affects its samples.
+    probability, so early and late rollouts have equal weight. Texts and images, also those of earlier turns, are
+    deduplicated and freed with their last sample; images are compressed losslessly ([`ImageStore`]). The buffer has
+    its own random generator, so nothing else in the program affects its samples.
 
     Args:
         capacity: Maximum number of samples.
@@ -82,7 +99,7 @@ class CorrectionBuffer:
         """Add one correction. A full buffer may drop it, or drop another to make room.
 
         Args:
-            prompt: The step's prompt.
+            prompt: The step's prompt, with the turns before it.
             image: uint8, (height, width, 3), the step's observation.
             target_ids: (tokens,), the corrected response; the labels come first.
             num_labels: How many of `target_ids` are labels, at least one.
@@ -101,13 +118,19 @@ class CorrectionBuffer:
             slot = int(self._rng.integers(self.num_added))
             if slot >= self.capacity:
                 return
-        # Interning stores each prompt once, for as long as it is referenced.
-        stored = _Stored(sys.intern(str(prompt)), self._images.hold(image), ids, num_labels, update)
+        turns = tuple(map(self._stored_turn, turns_before(prompt)))
+        # Interning stores each text once, for as long as it is referenced.
+        stored = _Stored(sys.intern(str(prompt)), self._images.hold(image), ids, num_labels, update, turns)
         if slot == len(self):
             self._samples.append(stored)
         else:
             dropped, self._samples[slot] = self._samples[slot], stored
-            self._images.release(dropped.image_key)
+            for key in dropped.image_keys:
+                self._images.release(key)
+
+    def _stored_turn(self, turn: Turn) -> _StoredTurn:
+        key = None if turn.image is None else self._images.hold(turn.image)
+        return _StoredTurn(sys.intern(turn.prompt), sys.intern(turn.response), key)
 
     def sample(self, n: int) -> list[CloningSample]:
         """Draw `n` samples uniformly *with* replacement, so that a small buffer can fill a large batch."""
@@ -120,8 +143,12 @@ class CorrectionBuffer:
         return map(self._decode, self._samples)
 
     def _decode(self, stored: _Stored) -> CloningSample:
+        turns = [
+            Turn(prompt, response, None if key is None else self._images.image(key))
+            for prompt, response, key in stored.turns
+        ]
         return CloningSample(
-            prompt=stored.prompt,
+            prompt=Prompt(stored.prompt, turns) if turns else stored.prompt,
             image=self._images.image(stored.image_key),
             target_ids=stored.target_ids.astype(np.int64),
             num_labels=stored.num_labels,
@@ -133,10 +160,21 @@ class CorrectionBuffer:
 
         `np.savez` stores them without pickle; as tensors they pass `torch.load(weights_only=True)`.
         """
-        prompts = {prompt: i for i, prompt in enumerate(dict.fromkeys(sample.prompt for sample in self._samples))}
+        texts = dict.fromkeys(text for sample in self._samples for text in sample.texts)
+        prompts = {text: i for i, text in enumerate(texts)}
         images = {key: i for i, key in enumerate(self._images)}
         blocks = self._images.blocks
+        turns = [turn for sample in self._samples for turn in sample.turns]
+        earlier = {
+            "num_turns": np.array([len(sample.turns) for sample in self._samples], np.int64),
+            "turn_prompt_index": np.array([prompts[turn.prompt] for turn in turns], np.int64),
+            "turn_response_index": np.array([prompts[turn.response] for turn in turns], np.int64),
+            "turn_image_index": np.array(
+                [-1 if turn.image_key is None else images[turn.image_key] for turn in turns], np.int64
+            ),
+        }
         return {
+            **(earlier if turns else {}),
             "capacity": np.array(self.capacity),
             "num_added": np.array(self.num_added),
             "rng": np.frombuffer(json.dumps(self._rng.bit_generator.state).encode(), np.uint8).copy(),
@@ -164,17 +202,18 @@ class CorrectionBuffer:
         blocks = dict(zip(_unpack("block_digests", arrays), _unpack("blocks", arrays), strict=True))
         target_ids = [np.frombuffer(blob, "<i4").astype(np.int32) for blob in _unpack("target_ids", arrays)]
         self._samples = [
-            _Stored(prompts[p], images[i], ids, int(labels), int(update))
-            for p, i, ids, labels, update in zip(
+            _Stored(prompts[p], images[i], ids, int(labels), int(update), turns)
+            for p, i, ids, labels, update, turns in zip(
                 arrays["prompt_index"],
                 arrays["image_index"],
                 target_ids,
                 arrays["num_labels"],
                 arrays["update"],
+                _unpack_turns(arrays, prompts, images),
                 strict=True,
             )
         ]
-        self._images = ImageStore.restore(Counter(sample.image_key for sample in self._samples), blocks)
+        self._images = ImageStore.restore(Counter(key for each in self._samples for key in each.image_keys), blocks)
         self.num_added = int(arrays["num_added"])
         self._rng.bit_generator.state = json.loads(arrays["rng"].tobytes())
 
@@ -190,3 +229,15 @@ def _pack(name: str, blobs: Iterable[bytes]) -> dict[str, np.ndarray]:
 def _unpack(name: str, arrays: Mapping[str, np.ndarray]) -> list[bytes]:
     joined, lengths = arrays[name].tobytes(), arrays[f"{name}_lengths"]
     return [joined[end - length : end] for length, end in zip(lengths, np.cumsum(lengths), strict=True)]
+
+
+def _unpack_turns(
+    arrays: Mapping[str, np.ndarray], texts: Sequence[str], images: Sequence[bytes]
+) -> list[tuple[_StoredTurn, ...]]:
+    """The turns of every sample; none if the state has no such arrays."""
+    if "num_turns" not in arrays:
+        return [()] * len(arrays["prompt_index"])
+    columns = (arrays[f"turn_{name}_index"] for name in ("prompt", "response", "image"))
+    turns = [_StoredTurn(texts[p], texts[r], None if i < 0 else images[i]) for p, r, i in zip(*columns, strict=True)]
+    counts = arrays["num_turns"]
+    return [tuple(turns[end - count : end]) for count, end in zip(counts, np.cumsum(counts), strict=True)]

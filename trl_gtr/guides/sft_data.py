@@ -1,8 +1,8 @@
 """Data for supervised fine-tuning: expert play, LLaVA-format files and a run's corrections, all in one format.
 
-Every row has `images` (a single image) and `messages`: the user's turn with image and prompt, and the assistant's turn
-with the right response. `prompt_and_completion` converts it to the columns with which TRL's `SFTTrainer` trains on the
-response only.
+Every row has `images` and `messages`: the user's turn with image and prompt, and the assistant's turn with the right
+response, after the earlier turns of a task that shows them. `prompt_and_completion` converts it to the columns with
+which TRL's `SFTTrainer` trains on the last response only.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from PIL import Image as PILImage
 
 from ..policy.special_text import SpecialText
 from ..tasks.base import Task
+from ..tasks.memory import Memory
+from ..types import all_pictures, chat_messages
 from .buffer import CorrectionBuffer
 
 Row = dict[str, Any]
@@ -37,7 +39,8 @@ def make_sft_dataset(
     """`n` states of a task with the expert's responses.
 
     The expert plays, but some of its actions are replaced by random ones, so that the data also shows how to recover
-    from a wrong step. States without a right answer (an unsolvable deal, a dead end) are left out.
+    from a wrong step. States without a right answer (an unsolvable deal, a dead end) are left out. Earlier turns, if
+    the task shows them, hold the responses that were played.
 
     Args:
         task: The task to play; it must have an `expert`.
@@ -52,24 +55,25 @@ def make_sft_dataset(
     if not 0 <= exploration < 1:
         raise ValueError(f"exploration must be at least 0 and less than 1, got {exploration}.")
     states = _expert_states(task, np.random.default_rng(seed), exploration)
-    return _dataset(sft_row(_scaled(image, image_size), *words) for image, *words in islice(states, n))
+    return _dataset(sft_row(*row, image_size=image_size) for row in islice(states, n))
 
 
 def _expert_states(task: Task, rng: np.random.Generator, exploration: float) -> Iterator[tuple[np.ndarray, str, str]]:
     """Endless stream of image, prompt and the expert's response."""
-    env = task.make_env(evaluation=True)
+    env, memory = task.make_env(evaluation=True), Memory(task)
     deals_without_answer = 0
     while True:
         observation, info = env.reset(seed=int(rng.integers(2**31)))
         ended, steps = False, 0
+        memory.clear()
         while not ended and (response := task.expert(info)) is not None:
-            yield observation, task.prompt(observation, info), response.text
-            action = task.to_env_action(response, info)
+            yield observation, memory.prompt(observation, info), response.text
             if rng.random() < exploration:
                 legal = task.legal_actions(info)
                 random_action = legal[int(rng.integers(len(legal)))]
-                random_response = task.format.parse(task.format.render(response.fields, random_action))
-                action = task.to_env_action(random_response, info)
+                response = task.format.parse(task.format.render(response.fields, random_action))
+            action = task.to_env_action(response, info)
+            memory.add(np.array(observation), info, response.text)
             observation, _, terminated, truncated, info = env.step(action)
             ended, steps = terminated or truncated, steps + 1
         deals_without_answer = 0 if steps else deals_without_answer + 1
@@ -79,14 +83,18 @@ def _expert_states(task: Task, rng: np.random.Generator, exploration: float) -> 
             )
 
 
-def sft_row(image: Any, prompt: str, response: str) -> Row:
-    """One row. `image` is uint8 (height, width, 3), or anything that the `Image` feature of `datasets` accepts."""
-    user = [{"type": "image", "text": None}, {"type": "text", "text": prompt}]
-    messages = [
-        {"role": "user", "content": user},
-        {"role": "assistant", "content": [{"type": "text", "text": response}]},
-    ]
-    return {"images": [_png(image) if isinstance(image, np.ndarray) else image], "messages": messages}
+def sft_row(image: Any, prompt: str, response: str, image_size: int | None = None) -> Row:
+    """One row, with the turns before the prompt, if it has any.
+
+    Args:
+        image: uint8 (height, width, 3), or anything that the `Image` feature of `datasets` accepts.
+        image_size: Scale arrays to this width and height.
+    """
+    images = all_pictures(prompt, image)
+    messages = chat_messages(prompt, [{"type": "image", "text": None}] * len(images))
+    messages.append({"role": "assistant", "content": [{"type": "text", "text": response}]})
+    stored = [_png(_scaled(each, image_size)) if isinstance(each, np.ndarray) else each for each in images]
+    return {"images": stored, "messages": messages}
 
 
 def prompt_and_completion(dataset: Dataset, processor: Any = None) -> Dataset:
@@ -122,14 +130,12 @@ def corrections_dataset(buffer: CorrectionBuffer, processor: Any) -> Dataset:
     """
     tokenizer, plain = processor.tokenizer, SpecialText(processor).broken_up
     rows = [
-        sft_row(
-            sample.image,
-            plain(sample.prompt),
-            plain(tokenizer.decode(sample.target_ids, skip_special_tokens=True)),
-        )
+        sft_row(sample.image, sample.prompt, tokenizer.decode(sample.target_ids, skip_special_tokens=True))
         for sample in buffer.samples()
         if sample.target_ids[-1] == tokenizer.eos_token_id
     ]
+    for row in rows:
+        row["messages"] = [_with_text(message, plain) for message in row["messages"]]
     if not rows:
         raise ValueError("There are no corrections yet: train first, with a corrector.")
     return _dataset(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from ..types import Rollout, Transition
 from .advantages import AdvantageEstimator, Values
 from .cloning import cloning_coefficient
 from .minibatches import learned_steps, stack
+from .mismatch import importance_weights
 
 logger = logging.getLogger(__name__)
 
@@ -231,8 +232,12 @@ class ExperienceMaker:
         self.processes, self.reference = processes, reference
 
     @torch.no_grad()
-    def __call__(self, rollout: Rollout, corrected: int, means: Means) -> Experience:
-        """Experience from this process's rollout, in which the guide corrected `corrected` steps."""
+    def score(self, rollout: Rollout, means: Means) -> Scores:
+        """Scores of this process's rollout under the policy that acted.
+
+        Raises:
+            SamplerMismatch: On all processes, if the engine didn't sample from that policy.
+        """
         args, steps = self.args, rollout.transitions
         if self.estimator.needs_groups and not self.processes.sum(len(rollout.episodes)):
             raise ValueError(
@@ -241,6 +246,12 @@ class ExperienceMaker:
             )
         self.scorer.choose_shape(steps)
         scores = self.scorer.score_all(steps)
+        return replace(scores, importance=importance_weights(steps, scores, args, self.processes, means))
+
+    @torch.no_grad()
+    def __call__(self, rollout: Rollout, scores: Scores, corrected: int, means: Means) -> Experience:
+        """Experience from this process's rollout, in which the guide corrected `corrected` steps."""
+        args, steps = self.args, rollout.transitions
         values = None if scores.value is None else self.scorer.values(rollout, scores.value)
         estimated = self.estimator(rollout, values)
         advantages = add_shaping(estimated.advantages, self.guide.shaping(rollout, scores, means))

@@ -36,7 +36,7 @@ class PolicyObjective(Protocol):
 
         Args:
             new: Scores under the policy in training, with gradients.
-            old: Scores of the same responses under the policy that acted.
+            old: Scores of the same responses under the policy that acted. Their `importance` weighs the losses.
             advantages: (B,).
         """
         ...
@@ -58,7 +58,8 @@ class ResponseRatio:
 
     def __call__(self, new: Scores, old: Scores, advantages: Tensor) -> tuple[Tensor, PolicyStats]:
         clip = self.cliprange, self.dual_clip, self.cliprange_high
-        return policy_loss(new.logprob, old.logprob, advantages, *clip)
+        losses, stats = policy_loss(new.logprob, old.logprob, advantages, *clip)
+        return losses if old.importance is None else losses * old.importance, stats
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,8 @@ class TokenRatio:
         clip = self.cliprange, self.dual_clip, self.cliprange_high
         now, then = new.token_logprobs[new.mask], old.token_logprobs[old.mask]
         losses, stats = policy_loss(now, then, advantages[rows], *clip)
+        if old.importance is not None:
+            losses = losses * (old.importance[rows] if old.importance.dim() == 1 else old.importance[old.mask])
         is_thought = places < new.action_start[rows]
         has_action = new.action_start < new.mask.sum(1)
         thought_coef = torch.where(has_action, self.thought_coef, self.thought_coef or 1.0)  # as `weighted_logprob`

@@ -76,10 +76,10 @@ class Updater:
 
     def update(self, experience: Experience, number: int, means: Means) -> None:
         """Run update `number`, counted from 0; statistics go to `means`."""
-        self.progress.begin("learn", self._most_steps(experience), "step")
         args, joint = self.args, self.args.update_schedule == "joint"
         self._skipped, self._start_deviations = 0, []
         self._all_labels = int(self.processes.sum(self._num_labels))
+        self.progress.begin("learn", self._most_steps(experience), "step")
         self._clones = experience.cloning_coef > 0 and self._all_labels > 0
         self._trains_policy = args.ppo_coef > 0 and number >= args.value_warmup_updates
         means.add("loss/cloning_coef", experience.cloning_coef if self._clones else 0.0)
@@ -92,7 +92,7 @@ class Updater:
             means.add("policy/epochs", epochs)
         if not joint and self._clones:
             with self._cloning_optimizer():
-                self._clone(experience, args.cloning_steps, means)
+                self._clone(experience, self._cloning_steps, means)
         elif self._clones and not experience.learned.any():  # dead groups must not keep thoughts from being taught
             self._clone(experience, self._steps_per_epoch(experience.env_steps) * args.num_ppo_epochs, means)
         means.maximum("optim/skipped_steps", self._skipped)
@@ -109,7 +109,16 @@ class Updater:
     def _most_steps(self, experience: Experience) -> int:
         """Optimizer steps of an update that isn't cut short."""
         ppo = self.args.num_ppo_epochs * self._steps_per_epoch(int(experience.learned.sum()))
-        return ppo + (self.args.cloning_steps if self.args.update_schedule == "separate" else 0)
+        return ppo + (self._cloning_steps if self.args.update_schedule == "separate" else 0)
+
+    @property
+    def _cloning_steps(self) -> int:
+        """Steps of the separate cloning phase: as many as asked for, or as the labels are worth."""
+        args = self.args
+        if args.cloning_epochs is None:
+            return args.cloning_steps
+        worth = math.ceil(args.cloning_epochs * self._all_labels / (args.mini_batch_size or 1))
+        return min(args.cloning_steps, worth)
 
     def _steps_per_epoch(self, samples: int) -> int:
         return count_mini_batches(samples, self.args.mini_batch_size or 1)

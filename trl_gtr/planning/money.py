@@ -10,6 +10,7 @@ from ..correctors.openai.budget import picture_tokens, price_of, words
 from ..correctors.openai.conversation import Conversation
 from ..correctors.openai.corrector import data_url
 from ..correctors.questions import answer_schema
+from ..types import all_pictures
 from .estimate import Estimate
 from .observations import Observations
 from .work import Work
@@ -61,10 +62,11 @@ def corrector_section(work: Work, seen: Observations, arguments: CorrectorArgume
 
 def _prompt_tokens(request: Any, arguments: CorrectorArguments) -> int:
     """Prompt tokens of a correction's first call, by the same rule as the budget's reservations."""
-    picture = {"type": "image_url", "image_url": {"url": data_url(request.image, arguments.corrector_image_size)}}
-    talk = Conversation(request, picture)
+    size, pictures = arguments.corrector_image_size, all_pictures(request.prompt, request.image)
+    parts = [{"type": "image_url", "image_url": {"url": data_url(each, size)}} for each in pictures]
+    talk = Conversation(request, parts)
     body = {"messages": talk.messages, "tools": talk.tools, "schema": answer_schema(request.task)}
-    return words(body) + picture_tokens(arguments.corrector_model)
+    return words(body) + len(pictures) * picture_tokens(arguments.corrector_model)
 
 
 def _answer_tokens(request: Any) -> int:

@@ -12,6 +12,7 @@ import torch
 from ..policy.loading import image_token_id
 from ..policy.scoring import VLMPolicy
 from ..tasks import Task
+from ..tasks.memory import Memory
 from ..types import CorrectionRequest
 
 SLIPS = 0.2
@@ -26,20 +27,23 @@ def sample_states(task: Task, count: int, seed: int = 0, slips: float = 0.0) -> 
         slips: Share of the steps in which a random legal action is played instead.
     """
     rng = np.random.default_rng(seed)
-    env, episode = task.make_env(), 0
+    env, memory, episode = task.make_env(), Memory(task), 0
     requests: list[CorrectionRequest] = []
     while len(requests) < count:
         image, info = env.reset(seed=seed * 1_000_003 + episode)
         episode, ended = episode + 1, False
+        memory.clear()
         while not ended and len(requests) < count and (response := task.expert(info)) is not None:
             state: dict[str, Any] = {
                 "image": np.array(image),
                 "public_state": task.public_state(info),
                 "info": dict(info),
             }
-            requests.append(CorrectionRequest(prompt=task.prompt(image, info), response=response, task=task, **state))
+            prompt = memory.prompt(image, info)
+            requests.append(CorrectionRequest(prompt=prompt, response=response, task=task, **state))
             if slips and rng.random() < slips:
                 response = replace(response, action=str(rng.choice(task.legal_actions(info))))
+            memory.add(state["image"], info, response.text)
             image, _, terminated, truncated, info = env.step(task.to_env_action(response, info))
             ended = terminated or truncated
         if episode > 50 * count:
@@ -56,7 +60,7 @@ class Observations:
     prompt_tokens: Sequence[int]
     """Whole prompts, including image tokens."""
     image_tokens: int
-    """Maximum over all images."""
+    """Maximum over all prompts: of all their images together."""
     response_tokens: Sequence[int]
     """The expert's responses, including the end token."""
     picture_bytes: int
@@ -82,8 +86,9 @@ def observe(task: Task, policy: VLMPolicy, model: object, count: int = 128) -> O
     assert image_id is not None  # the policy has checked it
     for request in requests:
         batch = policy.encoder.encode([request.prompt], [request.image])
-        text = batch["input_ids"].shape
         image_tokens = max(image_tokens, int(torch.eq(batch["input_ids"], image_id).sum()))
+        batch = policy.encoder.encode([str(request.prompt)], [request.image])  # without earlier turns
+        text = batch["input_ids"].shape
         picture_bytes = max(picture_bytes, sum(each.nbytes for each in batch.values() if each.shape != text))
     return Observations(
         requests,

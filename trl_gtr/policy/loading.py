@@ -17,6 +17,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from transformers.trainer_utils import get_last_checkpoint
 
 from .. import tiny_llava
+from ..types import chat_messages
 from .llava_checkpoints import refuse_original
 
 _NEEDED = (
@@ -205,7 +206,7 @@ def _check_chat_template(processor: Any, token_id: int) -> None:
         "Set `processor.chat_template` to a template that writes the image token for content parts of type 'image'."
     )
     text = chat(processor, "?")
-    if text == chat(processor, "?", with_image=False):
+    if text == chat(processor, "?", images=0):
         raise ValueError(f"The chat template leaves out the image. {remedy}")
     image = Image.new("RGB", (64, 64))
     try:
@@ -218,12 +219,13 @@ def _check_chat_template(processor: Any, token_id: int) -> None:
         raise ValueError(f"A templated prompt has no image token (id {token_id} in the model's config). {remedy}")
 
 
-def chat(processor: Any, prompt: str, with_image: bool = True) -> str:
-    """Text of a conversation with one image and `prompt`, ready for the assistant's turn."""
-    content = [{"type": "text", "text": prompt}]
-    if with_image:
-        content.insert(0, {"type": "image"})
-    return processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+def chat(processor: Any, prompt: str, images: int = 1) -> str:
+    """Text of a conversation with this many images and `prompt`, ready for the assistant's turn.
+
+    The turns before a [`Prompt`] come first, with their own of the images.
+    """
+    messages = chat_messages(prompt, [{"type": "image"}] * images)
+    return processor.apply_chat_template(messages, add_generation_prompt=True)
 
 
 def unwrap_adapter(model: Any) -> Any:

@@ -7,24 +7,43 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence, Sized
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from jinja2 import TemplateError
 from torch import nn
 from transformers import BaseImageProcessor, BatchFeature
 
+from ..types import Pictures, Prompt, Turn, all_pictures, turns_before
 from .loading import chat
 from .special_text import SpecialText
 
 logger = logging.getLogger(__name__)
 
 Features = dict[str, torch.Tensor]
-"""Part of the processor's output for one prompt and image, without padding."""
+"""Part of the processor's output for one prompt or image, without padding."""
 ImageKey = tuple[tuple[int, ...], int]
 """An image's shape and hash."""
-TextKey = tuple[str, tuple[int, ...]]
-"""A prompt and its image's shape, which determines the number of image tokens."""
+TextKey = tuple[str, tuple[tuple[str, str, bool], ...], tuple[tuple[int, ...], ...]]
+"""A prompt, the turns before it, and the shapes of all images, which determine the number of image tokens."""
+
+
+class Sample(NamedTuple):
+    """A prompt and the images of its whole chat, with the keys of their features."""
+
+    prompt: str
+    images: tuple[np.ndarray, ...]
+    text_key: TextKey
+    image_keys: list[ImageKey]
+
+    @classmethod
+    def of(cls, prompt: str, image: Pictures) -> Sample:
+        images = all_pictures(prompt, image)
+        turns = tuple((turn.prompt, turn.response, turn.image is not None) for turn in turns_before(prompt))
+        key = str(prompt), turns, tuple(each.shape for each in images)
+        return cls(prompt, images, key, [_image_key(each) for each in images])
 
 
 class PromptEncoder:
@@ -34,6 +53,9 @@ class PromptEncoder:
     combine them just as the processor would, for every model family: zero-pad each dimension but the first to the
     largest (LLaVA-NeXT's tiles, Idefics3's sub-images), then concatenate along the first (also how Qwen-VL packs
     patches). Tokens are padded on the left. Thread-safe: while one thread processes, others use what is cached.
+
+    A prompt may be a [`Prompt`], with earlier turns and their images, and a step may have several images: those of all
+    samples are concatenated in order.
 
     Args:
         processor: the model's processor.
@@ -52,9 +74,7 @@ class PromptEncoder:
         self._special_text = SpecialText(processor)
         self._warned = False
 
-    def encode(
-        self, prompts: Sequence[str], images: Sequence[np.ndarray], at_least: int = 0
-    ) -> dict[str, torch.Tensor]:
+    def encode(self, prompts: Sequence[str], images: Sequence[Pictures], at_least: int = 0) -> dict[str, torch.Tensor]:
         """Encode a left-padded CPU batch of `at_least` that many tokens. Images are uint8, `(height, width, 3)`."""
         texts, image_features = self._features(prompts, images)
         batch = {
@@ -65,75 +85,106 @@ class PromptEncoder:
         }
         return batch | {key: pad_and_cat([picture[key] for picture in image_features]) for key in image_features[0]}
 
-    def prepare(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> None:
+    def prepare(self, prompts: Sequence[str], images: Sequence[Pictures]) -> None:
         """Process and cache ahead what a later `encode` will need."""
         if self.cache_bytes:
             self._features(prompts, images)
 
-    def lengths(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> list[int]:
-        """Number of tokens in each prompt, including its image tokens."""
+    def lengths(self, prompts: Sequence[str], images: Sequence[Pictures]) -> list[int]:
+        """Number of tokens in each prompt, including image tokens and the turns before it."""
         return [text["input_ids"].shape[1] for text in self._features(prompts, images)[0]]
 
-    def _features(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> tuple[list[Features], list[Features]]:
-        """Tokens and image features of each pair, from the cache or newly processed."""
-        pairs = [((prompt, image.shape), _image_key(image)) for prompt, image in zip(prompts, images, strict=True)]
+    def check_history(self, with_images: bool) -> None:
+        """Raise a `ValueError` if the model can't be shown earlier turns of a chat, or these with images.
+
+        A short chat is encoded here and by the processor itself, which must agree.
+        """
+        first, second = (np.full((64, 64, 3), shade, np.uint8) for shade in (60, 190))
+        turn = Turn("first question", "first answer", first if with_images else None)
+        chatted, images = Prompt("second question", [turn]), [first, second] if with_images else [second]
+        remedy = "Use a model that is trained for it, or set history_turns and history_images to 0."
+        try:
+            text = chat(self.processor, chatted, len(images))
+            places = [text.find(words) for words in (turn.prompt, turn.response, str(chatted))]
+        except TemplateError as error:
+            raise ValueError(f"The chat template takes no earlier turns: {error}. {remedy}") from error
+        if places != sorted(places) or places[0] < 0:
+            raise ValueError(f"The chat template leaves out earlier turns. {remedy}")
+        if with_images and text == chat(self.processor, Prompt(chatted, [replace(turn, image=None)])):
+            raise ValueError(f"The chat template leaves out the images of earlier turns. {remedy}")
+        remedy = "Use another model, or show earlier turns without their pictures: history_images=0."
+        try:
+            own = self.processor(text=[text], images=[images], return_tensors="pt")
+            ours = self.encode([chatted], [second])
+        except (ValueError, TypeError, RuntimeError, IndexError) as error:
+            name = type(self.processor).__name__
+            raise ValueError(f"{name} doesn't take {len(images)} images in one chat: {error}. {remedy}") from error
+        # Some processors put the images of a chat into one row, ours has one each: the order is the same.
+        if own.keys() != ours.keys() or not all(torch.equal(own[key].flatten(), ours[key].flatten()) for key in own):
+            raise ValueError(
+                f"{type(self.processor).__name__} processes an image differently if the chat has several. {remedy}"
+            )
+
+    def _features(self, prompts: Sequence[str], images: Sequence[Pictures]) -> tuple[list[Features], list[Features]]:
+        """Tokens of each prompt and features of all images, in order, from the cache or newly processed."""
+        samples = [Sample.of(prompt, image) for prompt, image in zip(prompts, images, strict=True)]
+        keys: list[ImageKey | TextKey] = [key for each in samples for key in (each.text_key, *each.image_keys)]
         with self._cache_lock:
-            found = {key: self._cache[key] for pair in pairs for key in pair if key in self._cache}
-        if any(key not in found for pair in pairs for key in pair):
+            found = {key: self._cache[key] for key in keys if key in self._cache}
+        if any(key not in found for key in keys):
             with self._processing_lock:
-                self._process_new(pairs, prompts, images, found)
+                self._process_new(samples, found)
         with self._cache_lock:
-            for pair in pairs:
-                for key in pair:
-                    self._remember(key, found[key])
-        return [found[text] for text, _ in pairs], [found[picture] for _, picture in pairs]
+            for key in keys:
+                self._remember(key, found[key])
+        return [found[each.text_key] for each in samples], [found[key] for each in samples for key in each.image_keys]
 
-    def _process_new(
-        self,
-        pairs: Sequence[tuple[TextKey, ImageKey]],
-        prompts: Sequence[str],
-        images: Sequence[np.ndarray],
-        found: dict[ImageKey | TextKey, Features],
-    ) -> None:
+    def _process_new(self, samples: Sequence[Sample], found: dict[ImageKey | TextKey, Features]) -> None:
         """Add to `found` what it lacks."""
-        new: dict[tuple[int, ...], list[int]] = {}
+        new: dict[tuple[int, ...], list[tuple[Sample, ImageKey, np.ndarray]]] = {}
         seen = set(found)
-        for i, (_, picture) in enumerate(pairs):
-            if picture not in seen:
-                new.setdefault(images[i].shape, []).append(i)
-                seen.add(picture)
+        for sample in samples:
+            for key, image in zip(sample.image_keys, sample.images, strict=True):
+                if key not in seen:
+                    new.setdefault(image.shape, []).append((sample, key, image))
+                    seen.add(key)
         for group in new.values():
-            processed = self._process([prompts[i] for i in group], [images[i] for i in group])
-            for i, features in zip(group, processed, strict=True):
-                found.update(zip(pairs[i], features, strict=True))
-        for i, (text, _) in enumerate(pairs):
-            if text not in found:  # a new prompt about a known image
-                found[text] = self._process_text(prompts[i], images[i])
+            # an image of a longer chat is processed with a text of its own
+            texts = [self._text(each) if len(each.images) == 1 else chat(self.processor, "") for each, _, _ in group]
+            processed = self._process(texts, [image for *_, image in group])
+            for (sample, key, _), (text, features) in zip(group, processed, strict=True):
+                found[key] = features
+                if len(sample.images) == 1:
+                    found[sample.text_key] = text
+        for sample in samples:
+            if sample.text_key not in found:  # a new prompt about known images
+                found[sample.text_key] = self._process_text(sample)
 
-    def _process(self, prompts: list[str], images: list[np.ndarray]) -> list[tuple[Features, Features]]:
+    def _process(self, texts: list[str], images: list[np.ndarray]) -> list[tuple[Features, Features]]:
         """Process images of one size in one call: each has the same number of tiles or patches, so split evenly."""
-        batch = self._processing(self._texts(prompts), images)
+        batch = self._processing(texts, [(image,) for image in images])
         tokens = batch["attention_mask"].bool()
-        processed: list[tuple[Features, Features]] = [({}, {}) for _ in prompts]
+        processed: list[tuple[Features, Features]] = [({}, {}) for _ in texts]
         for key, tensor in batch.items():
             # clone, or a view would keep the whole batch in memory after its neighbours are evicted
-            for (text, picture), part, kept in zip(processed, tensor.chunk(len(prompts)), tokens, strict=True):
+            for (text, picture), part, kept in zip(processed, tensor.chunk(len(texts)), tokens, strict=True):
                 if tensor.shape == tokens.shape:
                     text[key] = part[:, kept]
                 else:
                     picture[key] = part.clone()
         return processed
 
-    def _process_text(self, prompt: str, image: np.ndarray) -> Features:
-        batch = self._processing(self._texts([prompt]), [image], text_only=True)
+    def _process_text(self, sample: Sample) -> Features:
+        batch = self._processing([self._text(sample)], [sample.images], text_only=True)
         return {key: tensor for key, tensor in batch.items() if tensor.shape == batch["attention_mask"].shape}
 
-    def _texts(self, prompts: Sequence[str]) -> list[str]:
-        return [chat(self.processor, self._plain(prompt)) for prompt in prompts]
+    def _text(self, sample: Sample) -> str:
+        return chat(self.processor, self._plain(sample.prompt), len(sample.images))
 
     def _plain(self, prompt: str) -> str:
-        """The prompt with special tokens broken up."""
-        plain = self._special_text.broken_up(prompt)
+        """The prompt, and the turns before it, with special tokens broken up."""
+        broken_up, history = self._special_text.broken_up, turns_before(prompt)
+        plain = broken_up(str(prompt))
         if plain != prompt and not self._warned:
             self._warned = True
             logger.warning(
@@ -141,7 +192,12 @@ class PromptEncoder:
                 "and in later prompts. The chat template adds the image and everything else the model needs: leave "
                 "special tokens out of `task.prompt`."
             )
-        return plain
+        if not history:
+            return plain
+        return Prompt(
+            plain,
+            [replace(turn, prompt=broken_up(turn.prompt), response=broken_up(turn.response)) for turn in history],
+        )
 
     def _remember(self, key: ImageKey | TextKey, features: Features) -> None:
         if key not in self._cache:
@@ -155,9 +211,9 @@ class PromptEncoder:
 class SeparableProcessing:
     """A processor that can skip the image where only the text is new.
 
-    A text's image tokens depend only on the image's size. The image processor's output for one image of each size is
-    kept, without the pixels, and replayed for other images of that size, so the model family's own code places the
-    tokens. A processor without a `BaseImageProcessor`, or one that doesn't call it, processes the image again.
+    A text's image tokens depend only on the sizes of its images. The image processor's output for one text's images of
+    these sizes is kept, without the pixels, and replayed for others of the same sizes, so the model family's own code
+    places the tokens. A processor without a `BaseImageProcessor`, or one that doesn't call it, processes images again.
     """
 
     def __init__(self, processor: Any) -> None:
@@ -168,19 +224,22 @@ class SeparableProcessing:
             self._processor = copy.copy(processor)
             self._processor.image_processor = copy.copy(self._image_processor)
             self._processor.image_processor.preprocess = self._preprocess
-        self._image_outputs: dict[tuple[int, ...], dict[str, Any]] = {}
+        self._image_outputs: dict[tuple[tuple[int, ...], ...], dict[str, Any]] = {}
         self._replayed: dict[str, Any] | None = None
         self._image_output: dict[str, Any] | None = None
 
-    def __call__(self, texts: list[str], images: list[np.ndarray], text_only: bool = False) -> Any:
-        """Process images of one size; with `text_only` (one text), all of the output but the pixels is valid."""
-        size = images[0].shape
-        self._replayed, self._image_output = self._image_outputs.get(size) if text_only else None, None
-        batch = self._processor(text=texts, images=[[image] for image in images], padding=True, return_tensors="pt")
+    def __call__(self, texts: list[str], images: Sequence[Sequence[np.ndarray]], text_only: bool = False) -> Any:
+        """Process each text with its images, which have the same sizes for all texts.
+
+        With `text_only` (one text), all of the output but the pixels is valid.
+        """
+        sizes = tuple(image.shape for image in images[0])
+        self._replayed, self._image_output = self._image_outputs.get(sizes) if text_only else None, None
+        batch = self._processor(text=texts, images=[list(each) for each in images], padding=True, return_tensors="pt")
         output: dict[str, Any] = self._image_output or {}
-        count = len(images)
+        count = len(texts)
         if output and all(isinstance(value, Sized) and len(value) % count == 0 for value in output.values()):
-            self._image_outputs[size] = {key: _first_without_pixels(value, count) for key, value in output.items()}
+            self._image_outputs[sizes] = {key: _first_without_pixels(value, count) for key, value in output.items()}
         return batch
 
     def _preprocess(self, *args: Any, **kwargs: Any) -> Any:
@@ -191,9 +250,9 @@ class SeparableProcessing:
         return output
 
 
-def _first_without_pixels(value: Any, images: int) -> Any:
-    """The first image's part of an image processor's output, its pixels replaced by an expanded zero."""
-    first = value[: len(value) // images]
+def _first_without_pixels(value: Any, texts: int) -> Any:
+    """The first text's part of an image processor's output, its pixels replaced by an expanded zero."""
+    first = value[: len(value) // texts]
     if isinstance(first, torch.Tensor) and first.is_floating_point():
         return first.new_zeros(()).expand(first.shape)
     return copy.deepcopy(first)  # a view would keep the whole batch in memory

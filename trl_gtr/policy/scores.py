@@ -33,6 +33,8 @@ class Scores:
     """`(B,)`: the state's value; `None` without a value head."""
     entropy: Tensor | None = None
     """`(B,)`: mean over the response's tokens, without gradient; only if requested."""
+    importance: Tensor | None = None
+    """`(B,)` or `(B, T)`: importance weights of responses or tokens that another engine sampled."""
 
     def __len__(self) -> int:
         return len(self.logprob)
@@ -51,7 +53,14 @@ class Scores:
             self.action_start[indices],
             None if self.value is None else self.value[indices],
             None if self.entropy is None else self.entropy[indices],
+            self._importance_of(indices, longest),
         )
+
+    def _importance_of(self, indices: Tensor, longest: int) -> Tensor | None:
+        if self.importance is None:
+            return None
+        chosen = self.importance[indices]
+        return chosen[:, :longest] if chosen.dim() == 2 else chosen
 
     @classmethod
     def concatenate(cls, batches: Sequence[Scores]) -> Scores:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..types import Generation
+from ..types import Generation, Pictures, turns_before
 from .loading import check_processor, eos_token_ids, pad_token_id, positions_follow_mask, suppressed_tokens
 from .logprobs import token_logprobs, weighted_logprob
 from .prompts import PromptEncoder, pad_and_cat
@@ -74,6 +74,8 @@ class VLMPolicy:
         self.eos_token_ids = eos_token_ids(model, processor.tokenizer)
         self.pad_token_id = pad_token_id(model, processor.tokenizer, self.eos_token_ids)
         self.suppressed = suppressed_tokens(model, processor, self.eos_token_ids)
+        self.max_length: int | None = model.config.get_text_config().to_dict().get("max_position_embeddings")
+        """Tokens that the model was made for; `None` if its config doesn't say."""
         self.positions_follow_mask = positions_follow_mask(model)
         self._is_text = ~self.suppressed.numpy()
         self._is_text[self.eos_token_ids] = False
@@ -89,6 +91,27 @@ class VLMPolicy:
             max_completion_length=settings.max_completion_length,
             feature_cache_bytes=int(settings.feature_cache_gb * 2**30),
         )
+
+    def check_history(self, prompt: str, image: Pictures) -> None:
+        """Raise a `ValueError` if the model can't be shown so much of the past, or if that makes prompts too long.
+
+        Args:
+            prompt, image: An example with as many earlier turns as a prompt can have, their responses left out.
+        """
+        turns = turns_before(prompt)
+        if not turns:
+            return
+        images = sum(turn.image is not None for turn in turns)
+        self.encoder.check_history(with_images=images > 0)
+        [length] = self.encoder.lengths([prompt], [image])
+        longest = length + (len(turns) + 1) * self.max_completion_length
+        if self.max_length is not None and longest > self.max_length:
+            raise ValueError(
+                f"With history_turns={len(turns)} and history_images={images}, a prompt and its response can have "
+                f"{longest} tokens ({length}, and {len(turns) + 1} responses of up to max_completion_length="
+                f"{self.max_completion_length}), but the model takes {self.max_length}. Lower one of the three, or "
+                "shorten the task's `earlier_prompt`."
+            )
 
     def encode_response(self, text: str) -> np.ndarray:
         """Encode a response that the model didn't generate, with EOS appended.
@@ -122,14 +145,13 @@ class VLMPolicy:
             text=self.spans.text(ids[:length]),
             hit_length_limit=len(ends) == 0,
             logprobs=None if logprobs is None else logprobs[:length],
-            log_probs=None if logprobs is None else logprobs[:length].tolist(),
         )
 
     def score(
         self,
         module: nn.Module,
         prompts: Sequence[str],
-        images: Sequence[np.ndarray],
+        images: Sequence[Pictures],
         response_ids: Sequence[np.ndarray],
         action_starts: Sequence[int],
         thought_prob_coef: float,
@@ -181,7 +203,7 @@ class VLMPolicy:
         self,
         module: nn.Module,
         prompts: Sequence[str],
-        images: Sequence[np.ndarray],
+        images: Sequence[Pictures],
         target_ids: Sequence[np.ndarray],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probs of given ids at temperature 1 with nothing suppressed, for supervised learning.
@@ -193,7 +215,7 @@ class VLMPolicy:
         logprobs, _ = token_logprobs(logits, ids)
         return torch.where(mask, logprobs, logprobs.new_zeros(())), mask
 
-    def values(self, module: nn.Module, prompts: Sequence[str], images: Sequence[np.ndarray]) -> torch.Tensor:
+    def values(self, module: nn.Module, prompts: Sequence[str], images: Sequence[Pictures]) -> torch.Tensor:
         """Values of states without a response, `(B,)`. The network must have a value head."""
         value = module(self._with_positions(self._to_device(module, self.encoder.encode(prompts, images))), 0)[1]
         if value is None:
@@ -201,7 +223,7 @@ class VLMPolicy:
         return value
 
     def largest_shape(
-        self, prompts: Sequence[str], images: Sequence[np.ndarray], responses: Sequence[np.ndarray], rows: int
+        self, prompts: Sequence[str], images: Sequence[Pictures], responses: Sequence[np.ndarray], rows: int
     ) -> BatchShape:
         """A shape that fits any `rows` of these samples."""
         return BatchShape(rows, max(self.encoder.lengths(prompts, images)), max(len(ids) for ids in responses))
@@ -210,7 +232,7 @@ class VLMPolicy:
         self,
         module: nn.Module,
         prompts: Sequence[str],
-        images: Sequence[np.ndarray],
+        images: Sequence[Pictures],
         responses: Sequence[np.ndarray],
         shape: BatchShape | None = None,
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:

@@ -192,8 +192,14 @@ class EpisodeData:
             "success": known[-1] if known else None,
             "ended": rows[-1]["ended"],
             "start": None if start is None else self._start_number.setdefault(start, len(self._start_number)),
-            "steps": [self._step(row) for row in rows],
+            "steps": [self._step(row) | self._history(row, rows[:place]) for place, row in enumerate(rows)],
         }
+
+    def _history(self, row: Row, before: Sequence[Row]) -> dict[str, Any]:
+        """What the agent saw again: the number of earlier turns, and the logged pictures of those shown with one."""
+        turns, images = row["history_turns"] or 0, row["history_images"] or 0
+        shown = [self.gallery.add(each["image"]) for each in before if 0 < row["step"] - each["step"] <= images]
+        return {"turns": turns, "earlier": [number for number in shown if number is not None]} if turns else {}
 
     def _step(self, row: Row) -> dict[str, Any]:
         thought, tokens = _readable(row["thought"]), row["tokens"] or []

@@ -34,9 +34,10 @@ _TEXTS = (
 )  # fmt: skip
 _FLAGS = ("valid", "legal", "success", "ended")
 _NUMBERS = ("reward", "value", "advantage", "action_start")
-ADDED = ("substitute", "failure")
-"""Text columns version 0.1 didn't log; its `reason` is the kind of failure."""
-COLUMNS = (*_WHERE, *_TEXTS, *_FLAGS, *_NUMBERS, "image", "judgement", "tokens", "token_logprobs")
+_COUNTS = ("history_turns", "history_images")
+ADDED = {**dict.fromkeys(("substitute", "failure"), pa.string()), **dict.fromkeys(_COUNTS, pa.int32())}
+"""Columns that earlier versions didn't log; in version 0.1, `reason` is the kind of failure."""
+COLUMNS = (*_WHERE, *_TEXTS, *_FLAGS, *_NUMBERS, *_COUNTS, "image", "judgement", "tokens", "token_logprobs")
 
 
 class RunFiles:
@@ -117,8 +118,8 @@ class RunFiles:
         try:
             with path.open("rb") as file:
                 table = pq.ParquetFile(file).read()
-            for added in {*ADDED} - {*table.column_names}:
-                table = table.append_column(added, pa.nulls(len(table), pa.string()))
+            for added in ADDED.keys() - {*table.column_names}:
+                table = table.append_column(added, pa.nulls(len(table), ADDED[added]))
             missing = set(COLUMNS) - set(table.column_names)
             if missing:
                 raise ValueError(f"no column {', '.join(sorted(missing))}")
@@ -170,6 +171,7 @@ def _wrong_columns(row: Mapping[str, Any]) -> list[str]:
         **{name: isinstance(row[name], str | None) for name in _TEXTS},
         **{name: isinstance(row[name], bool | None) for name in _FLAGS},
         **{name: row[name] is None or is_number(row[name]) for name in _NUMBERS},
+        **{name: row[name] is None or _is_count(row[name]) for name in _COUNTS},
         "image": row["image"] is None
         or (isinstance(row["image"], dict) and isinstance(row["image"].get("bytes"), bytes | None)),
         "judgement": _all(row["judgement"], lambda e: isinstance(e, dict) and isinstance(e.get("part"), str)

@@ -17,6 +17,7 @@ from ..types import Rollout
 from .collector import RolloutCollector
 from .group_collector import Group, GroupCollector
 from .overlapped_collector import OverlappedCollector
+from .vector_envs import Vectorization
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ def make_collector(
         "invalid_action": args.invalid_action,
         "pickle_environments": args.pickle_environments,
         "exact_resume": not args.allow_changed_config,
+        "vectorization": Vectorization.from_settings(args),
     }
     if teaches is None:
         return (OverlappedCollector if args.overlap else RolloutCollector)(task, corrector, **options)

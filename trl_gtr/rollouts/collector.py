@@ -22,12 +22,13 @@ from ..correctors.base import Corrector
 from ..distributed.progress import Progress
 from ..engines.base import Engine
 from ..tasks.base import Task
+from ..tasks.memory import Memory
 from ..types import Cancellation, CorrectionRequest, Generation, Response, Rollout, Transition
 from .clock import Clock
 from .pending_corrections import PendingCorrections
 from .playing import Choice, PlayingRules
 from .replay import LocalVectorEnv
-from .vector_envs import make_vector_env, unpack_infos
+from .vector_envs import AUTO, Vectorization, make_vector_env, unpack_infos
 from .workers import WorkerVectorEnv
 
 logger = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ class RolloutCollector:
             rollout, up to `MAX_CORRECTION_WORKERS`.
         pickle_environments: See `GTRConfig.pickle_environments`.
         exact_resume: Raise if an episode replayed by `load_state_dict` differs from the original. `False` only warns.
+        vectorization: Where the environments run.
     """
 
     whole_episodes = False
@@ -106,6 +108,7 @@ class RolloutCollector:
         correction_workers: int | None = None,
         pickle_environments: bool = False,
         exact_resume: bool = True,
+        vectorization: Vectorization = AUTO,
     ) -> None:
         self.task, self.corrector, self.first_index, self.seed = task, corrector, first_index, seed
         self.rules = PlayingRules(task, invalid_action, self.whole_episodes)
@@ -113,7 +116,7 @@ class RolloutCollector:
         self._rewound: dict[str, Any] | None = None
         self.num_envs = num_envs
         self.parts = [
-            Part(make_vector_env(self.rules, len(places), pickle_environments), places)
+            Part(make_vector_env(self.rules, len(places), pickle_environments, vectorization), places)
             for places in self._split(num_envs)
         ]
         self.correction_workers = correction_workers
@@ -123,9 +126,15 @@ class RolloutCollector:
         self.rngs = [np.random.default_rng([seed, index, 1]) for index in indices]
         self.images: list[np.ndarray] = [_NO_IMAGE] * num_envs
         self.infos: list[dict[str, Any]] = [{}] * num_envs
+        self.memories = [Memory(task) for _ in range(num_envs)]
         self.episodes: list[list[Transition]] = [[] for _ in range(num_envs)]
         self.ended = [0] * num_envs
         self._start()
+
+    @property
+    def in_workers(self) -> bool:
+        """Whether the environments run in workers, where an episode may be lost."""
+        return isinstance(self.parts[0].envs, WorkerVectorEnv)
 
     @staticmethod
     def _split(num_envs: int) -> list[range]:
@@ -211,6 +220,7 @@ class RolloutCollector:
             last_images=[] if self.whole_episodes else list(self.images),
             last_prompts=[] if self.whole_episodes else self._prompts(range(self.num_envs)),
             episodes=run.episodes,
+            in_workers=self.in_workers,
             stop_reason=stop_reason,
             times=run.clock.seconds,
         )
@@ -225,7 +235,7 @@ class RolloutCollector:
         return {}
 
     def _prompts(self, envs: Sequence[int]) -> list[str]:
-        return [self.task.prompt(self.images[i], self.infos[i]) for i in envs]
+        return [self.memories[i].prompt(self.images[i], self.infos[i]) for i in envs]
 
     def _respond(self, engine: Engine, envs: Sequence[int]) -> Answers:
         """Generate the responses of some environments."""
@@ -277,6 +287,7 @@ class RolloutCollector:
             final_image = self.infos[i].pop("final_obs", None)
             ended = bool(terminated[place] or truncated[place])
             bootstrap = bool(truncated[place]) and not terminated[place] and (final_info or {}).get("bootstrap", True)
+            self.memories[i].add(*before[place], response.text)
             played.append(
                 self._record(
                     i,
@@ -291,9 +302,11 @@ class RolloutCollector:
                     bootstrap=bootstrap,
                     final_info=final_info if ended else None,
                     final_image=np.array(final_image) if bootstrap else None,
-                    final_prompt=self.task.prompt(final_image, final_info) if bootstrap else None,
+                    final_prompt=self.memories[i].prompt(final_image, final_info) if bootstrap else None,
                 )
             )
+            if ended:
+                self.memories[i].clear()
         return played
 
     def _record(
@@ -311,6 +324,7 @@ class RolloutCollector:
             env_index=self.first_index + i,
             response=response,
             response_ids=generation.ids,
+            sampler_logprobs=generation.logprobs,
             reward=self.rules.reward(reward, choice.legal),
             terminated=terminated,
             truncated=truncated,
@@ -324,8 +338,15 @@ class RolloutCollector:
 
     @staticmethod
     def _without_images(transition: Transition) -> Transition:
-        """Episodes are kept across rollouts, their images are not."""
-        return replace(transition, image=_NO_IMAGE, final_image=None)
+        """Episodes are kept across rollouts, their images are not, nor the turns before a prompt."""
+        final = transition.final_prompt
+        return replace(
+            transition,
+            image=_NO_IMAGE,
+            final_image=None,
+            prompt=str(transition.prompt),
+            final_prompt=None if final is None else str(final),
+        )
 
     def _close_episodes(self, played: list[Transition]) -> list[Sequence[Transition]]:
         finished: list[Sequence[Transition]] = []
@@ -352,6 +373,8 @@ class RolloutCollector:
                 "episodes": [list(episode) for episode in self.episodes],
                 "ended": list(self.ended),
             }
+            if self.task.history_turns:
+                state["memories"] = [memory.turns for memory in self.memories]
             return {"pickled": cloudpickle.dumps(state)} if self.pickle_environments else state
         except Exception as error:
             remedy = "" if self.pickle_environments else "`pickle_environments=True`, or "
@@ -384,6 +407,8 @@ class RolloutCollector:
         for rng, random in zip(self.rngs, state["random"], strict=True):
             rng.bit_generator.state = random
         self.episodes, self.ended = [list(episode) for episode in state["episodes"]], list(state["ended"])
+        for i, memory in enumerate(self.memories):
+            memory.turns = state["memories"][i] if "memories" in state else ()
         self._rewound = None
 
     def rewind(self, state: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from gymnasium.utils.env_checker import data_equivalence
 
 from ..correctors.base import Corrector
 from ..tasks.base import Task
-from ..types import Transition
+from ..types import Response, Transition
 from .collector import Answers, Collection, RolloutCollector
 from .playing import PlayingRules
 
@@ -73,20 +73,30 @@ class GroupCollector(RolloutCollector):
         return range(self.num_envs // self.group_size)
 
     def check_timeout(self, timeout: float) -> None:
-        """Raise if starting the environments alone takes longer than a rollout may."""
+        """Raise if an episode takes longer in the environments alone than a rollout may. It is played at random."""
         if timeout == math.inf:
             return
-        seconds = []
-        for _ in range(2):  # the first may be slower, e.g. because it loads files
-            began = time.monotonic()
-            self._begin_groups(self._lanes)
-            seconds.append(time.monotonic() - began)
-            if seconds[-1] < timeout:
-                return
-        raise ValueError(
-            f"Starting the environments takes {min(seconds):.2g} s, longer than `rollout_timeout` ({timeout:g} s), so "
-            "no episode could end in time. Raise it."
-        )
+        # Twice, because the first may be slower, e.g. where it loads files.
+        if not any(self._random_episodes_end(timeout) for _ in range(2)):
+            raise ValueError(
+                f"An episode takes longer than `rollout_timeout` ({timeout:g} s) in the environments alone, so none "
+                "could end in time. Raise it, or use a task with a lower step limit."
+            )
+        self._begin_groups(self._lanes)
+
+    def _random_episodes_end(self, timeout: float) -> bool:
+        """Whether a group in every lane, played at random, ends within so many seconds."""
+        deadline = time.monotonic() + timeout
+        self._begin_groups(self._lanes)
+        rules, vector_env = PlayingRules(self.task, whole_episodes=True), self.parts[0].envs
+        rng, nothing = np.random.default_rng([self.seed, self.first_index, 3]), Response("", error="no response")
+        infos = dict(enumerate(self.infos))
+        while infos and time.monotonic() < deadline:
+            space = vector_env.single_action_space
+            chosen = {i: rules.choose(nothing, info, space, rng).action for i, info in infos.items()}
+            results = vector_env.step_some(chosen)
+            infos = {i: info for i, (_, _, ended, cut, info) in results.items() if not (ended or cut)}
+        return not infos
 
     def _lane(self, lane: int) -> range:
         """The environments of a lane."""
@@ -98,6 +108,7 @@ class GroupCollector(RolloutCollector):
         for i, (observation, info) in self.parts[0].envs.reset_some(seeds).items():
             self.images[i], self.infos[i] = np.array(observation), info
             self.episodes[i], self.active[i] = [], True
+            self.memories[i].clear()
         for lane in lanes:
             _check_same_start(self.task, [(self.images[i], self.infos[i]) for i in self._lane(lane)])
 
@@ -153,6 +164,7 @@ class GroupCollector(RolloutCollector):
             )
             transitions.append(transition)
             self.episodes[i].append(self._without_images(transition))
+            self.memories[i].add(self.images[i], self.infos[i], response.text)
             self.images[i], self.infos[i] = np.array(observation), info
             self.active[i] = not (terminated or truncated)
             self.played[i] += 1

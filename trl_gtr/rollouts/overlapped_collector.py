@@ -17,7 +17,6 @@ from ..engines.base import Engine
 from ..tasks.base import Task
 from ..types import Transition
 from .collector import Answers, Collection, Part, RolloutCollector
-from .vector_envs import in_processes
 
 
 class OverlappedCollector(RolloutCollector):
@@ -30,9 +29,9 @@ class OverlappedCollector(RolloutCollector):
     """
 
     def __init__(self, task: Task, corrector: Corrector | None = None, **options: Any) -> None:
-        # Environments in this process may share state, so only one steps at a time.
-        self.background = DaemonPool(2 if in_processes(task) else 1, "environments")
         super().__init__(task, corrector, **options)
+        # Environments in this process may share state, so only one steps at a time.
+        self.background = DaemonPool(2 if self.in_workers else 1, "environments")
 
     @staticmethod
     def _split(num_envs: int) -> list[range]:

@@ -133,6 +133,11 @@ def restorable(make_env: Callable[[], gym.Env], pickled: bool = False) -> Replay
     return (Pickled if pickled else Replayable)(make_env())
 
 
+def of_worker(state: Any) -> bool:
+    """Whether a state was saved by a `WorkerVectorEnv`, which adds its own to each environment's."""
+    return isinstance(state, dict) and "environment" in state
+
+
 class LocalVectorEnv(SyncVectorEnv):
     """`num_envs` environments in this process; autoreset in the same step.
 
@@ -175,7 +180,13 @@ class LocalVectorEnv(SyncVectorEnv):
         return states
 
     def set_states(self, states: Sequence[Any], exact: bool = True) -> tuple[Any, dict[str, Any]]:
-        """Restore states; returns observations and infos like `reset`."""
+        """Restore states, also those of a `WorkerVectorEnv`; returns observations and infos like `reset`."""
+        states = [state["environment"] if of_worker(state) else state for state in states]
+        if None in states:
+            raise ValueError(
+                "A worker was lost right before these states were saved, and only workers can report that: continue "
+                "with vectorization='workers'."
+            )
         infos: dict[str, Any] = {}
         for i, (env, state) in enumerate(zip(self.envs, states, strict=True)):
             self._env_obs[i], info = env.set_state(state, exact)

@@ -1,25 +1,19 @@
-"""Environments in worker processes: `WorkerVectorEnv`, with the interface of gymnasium's `SyncVectorEnv`, and
-`WorkerEnv` for a single one.
+"""Environments in workers: `WorkerVectorEnv`, with the interface of gymnasium's `SyncVectorEnv`, and `WorkerEnv` for a
+single one.
 
-For environments that are slow, leak memory or may crash. Each runs in a fresh process of its own, which imports
-neither the training script nor torch, is replaced when it crashes or hangs, and exits when its parent does, for
-whatever reason. It closes its environment first; processes that the environment leaves behind are killed. POSIX only.
+For environments that are slow, leak memory or may crash. Each runs in a fresh process of its own, on this machine or
+in a Ray cluster, which imports neither the training script nor torch, is replaced when it crashes or hangs, and exits
+when its parent does, for whatever reason. It closes its environment first; processes that the environment leaves
+behind are killed. POSIX only.
 """
 
 from __future__ import annotations
 
 import copy
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
@@ -28,90 +22,11 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 
-from .replay import restorable
+from .process_workers import ProcessWorker
+from .replay import of_worker, restorable
+from .worker_base import PATIENCE, StartWorker, Worker, WorkerFailed, WorkerLost, WorkerRefused
 
-_BOOT = "import sys; sys.path[:] = {path!r}; from trl_gtr.rollouts.worker_process import main; main({fd})"
 _MAX_FAILURES = 3
-PATIENCE = 10.0
-"""Seconds a worker gets to close its environment before it is killed."""
-
-
-class WorkerLost(RuntimeError):
-    """A worker crashed or hung, or its environment raised an error."""
-
-
-class WorkerFailed(WorkerLost):
-    """The environment raised an error. The worker is alive and takes further requests."""
-
-
-class WorkerRefused(WorkerLost, ValueError):
-    """The environment can't be created, saved or restored: something it needs is wrong or missing."""
-
-
-class Worker:
-    """One process with one environment. Requests are sent first and their answers fetched later."""
-
-    def __init__(self, make_env: bytes) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            boot = _BOOT.format(path=[entry or os.getcwd() for entry in sys.path], fd=theirs.fileno())
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", boot],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # signals to the run's group must not reach us: it needs us to save
-            )
-        self.connection = Connection(ours.detach())
-        self.episodes = 0
-        self._killed = False
-        self.send("make", make_env)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def send(self, request: str, *arguments: Any) -> None:
-        # A dead worker is detected when its answer is fetched.
-        with suppress(BrokenPipeError, ConnectionResetError):
-            self.connection.send_bytes(cloudpickle.dumps((request, arguments)))
-
-    def answer(self, timeout: float | None) -> Any:
-        """The answer to the oldest request. Raises `WorkerLost` if it is an error or doesn't come in time."""
-        if self._killed:
-            raise WorkerLost("the process was killed")  # any answer in the pipe is to an older request
-        try:
-            if not self.connection.poll(timeout):
-                raise WorkerLost(f"no answer within {timeout} s")
-            kind, value = cloudpickle.loads(self.connection.recv_bytes())
-        except (EOFError, OSError) as error:  # OSError: died mid-message
-            raise WorkerLost(f"the process has ended{self._exit_code()}") from error
-        if kind == "refusal":
-            raise WorkerRefused(value)
-        if kind == "error":
-            raise WorkerFailed(value)
-        return value
-
-    def _exit_code(self) -> str:
-        try:
-            return f" with exit code {self._process.wait(timeout=1)}"
-        except subprocess.TimeoutExpired:
-            return ""
-
-    def kill(self) -> None:
-        """Kill the process and everything its environment started; the next `answer` raises `WorkerLost`."""
-        # It started a session, so it leads a process group. PermissionError: on macOS, if the group has just ended.
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._killed = True
-
-    def stop(self, patience: float = 0.0) -> None:
-        """Close the connection and give the worker `patience` seconds to close its environment, then kill it and
-        anything it left behind."""
-        self.connection.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=patience)
-        self.kill()
-        self._process.wait()
 
 
 class WorkerEnv(gym.Env):
@@ -123,12 +38,18 @@ class WorkerEnv(gym.Env):
         make_env: Creates the environment; sent to the worker with cloudpickle.
         step_timeout: Seconds a step may take.
         start_timeout: Seconds a start or a reset may take.
+        start_worker: Starts a worker: a process of this machine by default.
     """
 
     def __init__(
-        self, make_env: Callable[[], gym.Env], *, step_timeout: float = 120.0, start_timeout: float = 300.0
+        self,
+        make_env: Callable[[], gym.Env],
+        *,
+        step_timeout: float = 120.0,
+        start_timeout: float = 300.0,
+        start_worker: StartWorker = ProcessWorker,
     ) -> None:
-        self.step_timeout, self.start_timeout = step_timeout, start_timeout
+        self.step_timeout, self.start_timeout, self._start_worker = step_timeout, start_timeout, start_worker
         self._make_env = cloudpickle.dumps(make_env)
         self._worker: Worker | None = None
         self._started = False
@@ -136,7 +57,7 @@ class WorkerEnv(gym.Env):
     def start(self) -> None:
         """Start a worker in the background unless there is one; `reset` waits for it."""
         if self._worker is None:
-            self._worker, self._started = Worker(self._make_env), False
+            self._worker, self._started = self._start_worker(self._make_env), False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -189,6 +110,7 @@ class WorkerVectorEnv(VectorEnv):
         recycle_after: Episodes after which a worker is replaced and its environment restored in the new one; bounds
             the memory of leaky environments. `None`: never. Needs environments that can be restored.
         pickle_environments: Save and restore environments as pickles instead of replaying them.
+        start_worker: Starts a worker: a process of this machine by default.
     """
 
     def __init__(
@@ -200,16 +122,18 @@ class WorkerVectorEnv(VectorEnv):
         start_timeout: float = 300.0,
         recycle_after: int | None = 200,
         pickle_environments: bool = False,
+        start_worker: StartWorker = ProcessWorker,
     ) -> None:
         if num_envs < 1 or (recycle_after is not None and recycle_after < 1):
             raise ValueError("num_envs and recycle_after must be at least 1 (recycle_after may be None).")
         self.num_envs = num_envs
         self.step_timeout, self.start_timeout, self.recycle_after = step_timeout, start_timeout, recycle_after
         self.lost_episodes = 0
+        self._start_worker = start_worker
         self._make_env = cloudpickle.dumps(partial(restorable, make_env, pickle_environments))
         self._seeds = [np.random.default_rng() for _ in range(num_envs)]
         self._failures = [0] * num_envs
-        self.workers = [Worker(self._make_env) for _ in range(num_envs)]
+        self.workers = [self._start_worker(self._make_env) for _ in range(num_envs)]
         try:
             facts, *_ = [worker.answer(start_timeout) for worker in self.workers]
         except WorkerLost:
@@ -308,7 +232,7 @@ class WorkerVectorEnv(VectorEnv):
 
     def _restart(self, i: int) -> None:
         """A new worker whose environment has not been reset."""
-        self.workers[i] = Worker(self._make_env)
+        self.workers[i] = self._start_worker(self._make_env)
         self.workers[i].answer(self.start_timeout)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -322,7 +246,7 @@ class WorkerVectorEnv(VectorEnv):
 
     def close_extras(self, **_: Any) -> None:
         for worker in self.workers:
-            worker.connection.close()
+            worker.release()
         for worker in self.workers:
             worker.stop(PATIENCE)
 
@@ -349,9 +273,16 @@ class WorkerVectorEnv(VectorEnv):
         return states
 
     def set_states(self, states: Sequence[dict[str, Any]], exact: bool = True) -> tuple[Any, dict[str, Any]]:
-        """Restore states; returns observations and infos like `reset`. For `exact` see `Replayable.set_state`."""
+        """Restore states; returns observations and infos like `reset`. For `exact` see `Replayable.set_state`.
+
+        Takes those of a `LocalVectorEnv` too: the seeds of replacement workers then go on as after `reset`.
+        """
         if len(states) != self.num_envs:
             raise ValueError(f"Got {len(states)} states for {self.num_envs} environments.")
+        states = [
+            state if of_worker(state) else {"environment": state, "random": dict(seeds.bit_generator.state)}
+            for state, seeds in zip(states, self._seeds, strict=True)
+        ]
         for worker, state in zip(self.workers, states, strict=True):
             if state["environment"] is None:
                 worker.kill()
@@ -378,7 +309,7 @@ class WorkerVectorEnv(VectorEnv):
 
     def _worker_at(self, state: Any, exact: bool = True) -> tuple[Worker, tuple[Any, dict[str, Any]]]:
         """A new worker with its environment in the given state, and the latest observation and info."""
-        worker = Worker(self._make_env)
+        worker = self._start_worker(self._make_env)
         worker.send("set_state", state, exact)
         try:
             worker.answer(self.start_timeout)  # to "make"
@@ -400,7 +331,7 @@ class WorkerVectorEnv(VectorEnv):
                 ) from loss
             warnings.warn(f"The worker of environment {i} is replaced and its episode is lost: {loss}", stacklevel=3)
             self.workers[i].stop()
-            self.workers[i] = Worker(self._make_env)
+            self.workers[i] = self._start_worker(self._make_env)
             self.workers[i].send("reset", int(self._seeds[i].integers(2**31)), None)
             try:
                 self.workers[i].answer(self.start_timeout)

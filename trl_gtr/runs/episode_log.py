@@ -26,7 +26,7 @@ from ..policy.spans import SpanFinder
 from ..responses.safe_text import storable
 from ..storage.files import atomic_write, writing_log
 from ..tasks.base import Task
-from ..types import Rollout
+from ..types import Rollout, turns_before
 from .diagnostics import thought_text
 
 FOLDER = "episodes"
@@ -38,6 +38,8 @@ SCHEMA = Features(
         "step": Value("int32"),
         "image": Image(),
         "prompt": Value("string"),
+        "history_turns": Value("int32"),
+        "history_images": Value("int32"),
         "response": Value("string"),
         "thought": Value("string"),
         "thought_text": Value("string"),
@@ -138,8 +140,11 @@ class EpisodeLog(TrainerCallback):
         step, correction = rollout.transitions[i], rollout.corrections[i]
         response = step.response
         corrected = correction.thought if correction else None
+        turns = turns_before(step.prompt)
         return {
-            "prompt": step.prompt,
+            "prompt": str(step.prompt),
+            "history_turns": len(turns),
+            "history_images": sum(turn.image is not None for turn in turns),
             "response": response.text,
             "thought": response.thought,
             "thought_text": thought_text(response),

@@ -5,7 +5,19 @@ from __future__ import annotations
 from transformers import TrainingArguments
 
 from ..config import GTRConfig
+from ..engines.choice import check_engine
+from ..policy.scoring import VLMPolicy
+from ..rollouts.collector import RolloutCollector
 from ..tasks.base import Task
+from ..tasks.memory import check_history, fullest_prompt
+
+
+def check_given(args: object, task: object) -> tuple[GTRConfig, Task]:
+    """The given settings and task; raises if they are something else, or can't go together."""
+    settings, given = check_args(args), check_task_given(task)
+    check_engine(settings)
+    check_memory(given, settings)
+    return settings, given
 
 
 def check_args(args: object) -> GTRConfig:
@@ -25,3 +37,19 @@ def check_task_given(task: object) -> Task:
     if task is None:
         raise ValueError("GTRTrainer needs a `task`, e.g. task=make_task('points24').")
     return Task.ensure(task)
+
+
+def check_memory(task: Task, args: GTRConfig) -> None:
+    """Raise a `ValueError` if the agent can't be shown so much of the past with these settings."""
+    check_history(task)
+    if args.one_batch_shape and task.history_images:
+        raise ValueError(
+            "`one_batch_shape` doesn't work with `history_images`: a prompt has one picture when an episode begins "
+            "and more later, so batches differ in the number of pictures. Leave one of them out."
+        )
+
+
+def check_prompt_length(policy: VLMPolicy, collector: RolloutCollector) -> None:
+    """Raise a `ValueError` if the model can't be shown as much of the past as the task asks for."""
+    image, info = collector.images[0], collector.infos[0]
+    policy.check_history(fullest_prompt(collector.task, image, info), image)

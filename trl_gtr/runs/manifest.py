@@ -189,6 +189,15 @@ def saved_task(folder: str | Path) -> str | None:
     return Manifest.read(folder).task if (Path(folder) / MANIFEST_FILE).is_file() else None
 
 
+def saved_history(folder: str | Path) -> tuple[int, int] | None:
+    """How many earlier turns, and how many of these with pictures, this agent saw in training; `None` without a
+    manifest."""
+    if not (Path(folder) / MANIFEST_FILE).is_file():
+        return None
+    options = Manifest.read(folder).task_options
+    return options.get("history_turns", 0), options.get("history_images", 0)
+
+
 def find_checkpoint(given: str | bool | None, output_dir: str, required: bool) -> str | None:
     """The folder to resume from: the given path, for `True` the newest one in `output_dir`, `None` for a new run.
 

@@ -178,6 +178,8 @@ def _snippet(agent: TrainedAgent) -> str:
     where = repr(agent.hub_model_id or agent.args.output_dir)
     if agent.hub_model_id and agent.is_adapter:
         where, own = f"snapshot_download({where})", "from huggingface_hub import snapshot_download\n" + own
+    later = "# Later prompts have earlier turns before them: see `trl_gtr.tasks.memory.Memory`.\n"
+    later = later if agent.task.history_turns else ""
     return f"""```python
 from PIL import Image
 {own}from trl_gtr import {names}
@@ -201,7 +203,7 @@ action = task.to_env_action(response, info)
 if action is not None:  # a legal one
     observation, reward, terminated, truncated, info = env.step(action)
     print("reward:", reward)
-```"""
+{later}```"""
 
 
 def _evaluation(agent: TrainedAgent) -> str:

@@ -14,7 +14,6 @@ from rich.text import Text
 
 from ..distributed.means import Means
 from ..responses.safe_text import printable
-from ..rollouts.vector_envs import in_processes
 from ..tasks.base import Task
 from ..types import Correction, Rollout, Share, Transition
 
@@ -24,7 +23,7 @@ _TAIL = 60
 def count_rollout(rollout: Rollout, task: Task, means: Means) -> None:
     """Add the rollout's episodes, responses and corrections to `means`."""
     for episode in rollout.episodes:
-        if in_processes(task):
+        if rollout.in_workers:
             lost = bool((episode[-1].final_info or {}).get("worker_lost"))
             means.add("episode/worker_lost", lost)
             if lost:
@@ -57,9 +56,10 @@ def without_images(rollout: Rollout) -> Rollout:
 
     def light(step: Transition) -> Transition:
         digest = np.frombuffer(hashlib.blake2b(step.image.tobytes(), digest_size=16).digest(), np.uint8)
-        return replace(step, image=digest, final_image=None)
+        return replace(step, image=digest, final_image=None, prompt=str(step.prompt), final_prompt=None)
 
-    return replace(rollout, transitions=[light(t) for t in rollout.transitions], last_images=[], episodes=[])
+    steps = [light(step) for step in rollout.transitions]
+    return replace(rollout, transitions=steps, last_images=[], last_prompts=[], episodes=[])
 
 
 def add_up(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:

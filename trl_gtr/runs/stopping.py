@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from ..distributed.processes import Processes
 from ..distributed.random_states import random_states, set_random_states
@@ -78,14 +78,30 @@ class RunStopper:
         fault = next((f"{each} (process {rank})" for rank, each in enumerate(faults) if each), None)
         if number is None and fault is None:
             return
-        if before is not None:
-            self.collector.rewind(before.collector)
-            set_random_states(before.random)
+        self._rewind(before)
         self._save_and_log(step, fault or f"{signal.Signals(number or 0).name} received")
         self._end()
         if fault is not None:
             raise FloatingPointError(fault)
         raise SystemExit(128 + (number or 0))  # the exit code schedulers expect
+
+    def abandon_rollout(self, step: int, error: Exception, before: Snapshot | None) -> NoReturn:
+        """Save the state before a rollout that can't be learned from, and raise the error.
+
+        Args:
+            step: Updates so far.
+            error: Why not.
+            before: The state before the rollout.
+        """
+        self._rewind(before)
+        self._save_and_log(step, "its last rollout can't be learned from")
+        self._end()
+        raise error
+
+    def _rewind(self, before: Snapshot | None) -> None:
+        if before is not None:
+            self.collector.rewind(before.collector)
+            set_random_states(before.random)
 
     def stop_if_spent(self, step: int, reason: str | None) -> bool:
         """After an update: save and return `True` if any process's corrector has spent its budget.

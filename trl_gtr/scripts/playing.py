@@ -12,7 +12,7 @@ from rich.console import Console
 from ..evaluation.agents import Agent, NoAnswer, load_agent
 from ..evaluation.evaluate import count_episodes, evaluate_agent
 from ..evaluation.tables import difficulty_table, report_table
-from ..runs.manifest import saved_task
+from ..runs.manifest import saved_history, saved_task
 from ..tasks import Task
 from .settings import default_config, read_options, task_options_of
 from .usage import one_line_errors
@@ -27,6 +27,12 @@ def make_agent(name: str, task: Task, args: AgentArguments) -> Agent:
     if is_model and not args.any_task and saved_task(name) not in (None, task.name):
         raise ValueError(
             f"{name} was trained on {saved_task(name)}: set --task to that, or --any_task to play anyway."
+        )
+    history = saved_history(name) if is_model and not args.any_task else None
+    if history not in (None, (task.history_turns, task.history_images)):
+        raise ValueError(
+            f"{name} was trained with {history[0]} earlier turns in its prompts, {history[1]} of them with pictures: "
+            f"set --history_turns {history[0]} --history_images {history[1]}, or --any_task to play anyway."
         )
     return load_agent(
         name,

@@ -32,6 +32,7 @@ from ..policy.loading import load_policy, lora_target_modules
 from ..report import write_report
 from ..responses.safe_text import printable
 from ..rollouts.group_collector import check_restarts
+from ..rollouts.vector_envs import Vectorization
 from ..runs import output_folder
 from ..runs.manifest import Manifest, find_checkpoint
 from ..runs.stopping import HopelessRun
@@ -91,6 +92,7 @@ def train(argv: Sequence[str] | None = None, *, task: str | None = None) -> dict
         played, eval_tasks = make_tasks(script)
         args.output_dir = args.output_dir.replace("{task}", played.name)
         check_method(args, played)
+        Vectorization.from_settings(args)  # connects to Ray, if that is asked for, before loading a model
         check_output_dir(args, played)
         guide = make_guide(guide_args, corrector_args, args)
         check_shaping(guide, choose_estimator(None, args, played))

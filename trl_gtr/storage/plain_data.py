@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from ..types import Response, Transition
+from ..types import Response, Transition, Turn
 
-_RECORDS: dict[str, type[Any]] = {"Response": Response, "Transition": Transition}
+_RECORDS: dict[str, type[Any]] = {"Response": Response, "Transition": Transition, "Turn": Turn}
 _SEQUENCES: dict[str, type[Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 _ARRAY_KINDS = "biufcSUmM"
 """NumPy dtype kinds for plain numbers, strings and times; no objects or structured dtypes."""

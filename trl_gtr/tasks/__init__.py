@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .base import Rubric, Task, Tool
+from .memory import check_history
 
 # name → module and factory; imported on first use, so that no task pays for another's dependencies
 TASKS = {
@@ -26,6 +27,11 @@ TASKS = {
     "taxi": ("grids.taxi", "TaxiTask"),
     "cliff_walking": ("grids.cliff_walking", "CliffWalkingTask"),
     "minigrid": ("grids.minigrid", "MiniGridTask"),
+}
+# options of every task
+HISTORY = {
+    "history_turns": "Earlier steps of the episode that the agent sees again, as turns of the chat.",
+    "history_images": "How many of these, the latest, are shown with their picture.",
 }
 
 
@@ -41,6 +47,8 @@ def make_task(name: str, **options: Any) -> Task:
     - `hands` (points games): a fixed set of hands to deal from, e.g. `[["4", "9", "A", "K"]]`; for Points24 also the
       name of a set: `"pool"` (hands the embedded model knows), `"unseen"` (hands it has never seen) or `"solvable"`
       (all 566 that make 24);
+    - `history_turns`, `history_images` (every task): how many earlier steps the agent sees again as turns of the chat,
+      and how many of these with their picture;
     - `split`, `evaluation_split`, `history`, `hide`, `observation_text`, `max_actions`, `illegal_reward`,
       `task_type_weights`, `max_command_characters` (ALFWorld): see `ALFWorldTask`.
     """
@@ -53,7 +61,14 @@ def make_task(name: str, **options: Any) -> Task:
     missing = [key for key, each in known.items() if each.default is each.empty and key not in options]
     if missing:
         raise ValueError(f"Task {name!r} needs the option {', '.join(missing)}.")
-    return factory(**options)
+    history = {key: options.pop(key) for key in HISTORY if key in options and key not in _parameters(factory)}
+    task = factory(**options)
+    if any(history.values()):
+        for key, value in history.items():
+            setattr(task, key, value)
+        task.options = {**task.options, **history}
+        check_history(task)
+    return task
 
 
 def module_of(task: Task) -> str:
@@ -73,9 +88,11 @@ def name_of(task: Task) -> str:
 
 
 def task_options(name: str) -> dict[str, inspect.Parameter]:
-    """The options a task declares: the parameters of its class or factory function."""
+    """The options a task declares: the parameters of its class or factory function, and those of every task."""
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return {key: each for key, each in _parameters(_factory(name)).items() if each.kind in named}
+    declared = {key: each for key, each in _parameters(_factory(name)).items() if each.kind in named}
+    common = {key: inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=0) for key in HISTORY}
+    return common | declared
 
 
 def task_options_help(name: str) -> dict[str, str]:
@@ -84,7 +101,7 @@ def task_options_help(name: str) -> dict[str, str]:
     text = inspect.getdoc(factory.func if isinstance(factory, partial) else factory) or ""
     args = text.partition("Args:\n")[2].split("\n\n")[0]
     found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", args, re.MULTILINE)
-    return {key: " ".join(described.split()) for key, described in found}
+    return HISTORY | {key: " ".join(described.split()) for key, described in found}
 
 
 def _factory(name: str) -> Callable[..., Task]:

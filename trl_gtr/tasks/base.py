@@ -96,6 +96,18 @@ class Task(Contract):
     options: Mapping[str, Any] = {}
     """The options with which `make_task` makes this task again, for the model card."""
 
+    # -- memory ----------------------------------------------------------------------------------------------------
+
+    history_turns: int = 0
+    """How many earlier steps of the episode the agent sees again, as turns of the chat before its prompt: what it was
+    told (`earlier_prompt`), and its own response."""
+    history_images: int = 0
+    """How many of these, the latest, are shown with their picture; the others are text only."""
+
+    def earlier_prompt(self, observation: Any, info: Mapping[str, Any]) -> str:
+        """The user's words in a turn that shows this state again later: the whole prompt, unless you shorten it."""
+        return self.prompt(observation, info)
+
     # -- ground truth, if known ------------------------------------------------------------------------------------
 
     reading_parts: Sequence[str] = ()
@@ -159,7 +171,8 @@ class Task(Contract):
     """Added to the reward when the response names no legal action and a random one is played instead. The environment
     can't do this itself: it never sees the illegal action."""
     vectorization: Literal["sync", "processes"] = "sync"
-    """`"processes"` runs each environment in its own process, for slow, leaky or crash-prone ones."""
+    """`"processes"` runs each environment in its own process, for slow, leaky or crash-prone ones, unless
+    `GTRConfig.vectorization` says otherwise."""
     worker_options: Mapping[str, Any] = {}
     """`WorkerVectorEnv` options for these processes, e.g. `{"step_timeout": 30}`."""
 

@@ -140,17 +140,18 @@ class CallSizes:
         self._largest_prompt = self._largest_excess = self._largest_answer = 0
 
     def estimate(self, body: Mapping[str, Any]) -> Usage:
-        """Estimate the call's cost from above: its text plus the image as counted by the server so far, and no less
+        """Estimate the call's cost from above: its text plus its images as counted by the server so far, and no less
         than the largest prompt seen. The answer is assumed no shorter than the longest seen, since some servers ignore
         the length limit."""
-        image = max(self.picture_tokens, self._largest_excess)
-        prompt = max(words(body) + image, int(1.25 * self._largest_prompt))
+        images = max(pictures(body), 1) * max(self.picture_tokens, self._largest_excess)
+        prompt = max(words(body) + images, int(1.25 * self._largest_prompt))
         return self.budget.cost(prompt, max(self.max_length, int(1.25 * self._largest_answer)))
 
     def counted(self, body: Mapping[str, Any], prompt_tokens: int, completion_tokens: int) -> Usage:
         """Cost of a call by the server's count; later estimates learn from it."""
         self._largest_prompt = max(self._largest_prompt, prompt_tokens)
-        self._largest_excess = max(self._largest_excess, prompt_tokens - words(body))
+        excess = -(-(prompt_tokens - words(body)) // max(pictures(body), 1))  # of each image, rounded up
+        self._largest_excess = max(self._largest_excess, excess)
         self._largest_answer = max(self._largest_answer, completion_tokens)
         return self.budget.cost(prompt_tokens, completion_tokens)
 
@@ -172,6 +173,15 @@ class CallSizes:
         """Restore what was learned earlier; an empty state resets it."""
         prompt, excess, answer = (int(state.get(name, 0)) for name in ("prompt", "excess", "answer"))
         self._largest_prompt, self._largest_excess, self._largest_answer = prompt, excess, answer
+
+
+def pictures(value: Any) -> int:
+    """Number of images in a request."""
+    if isinstance(value, str):
+        return int(value.startswith("data:"))
+    if isinstance(value, Mapping):
+        return sum(map(pictures, value.values()))
+    return sum(map(pictures, value)) if isinstance(value, list | tuple) else 0
 
 
 def words(value: Any) -> int:

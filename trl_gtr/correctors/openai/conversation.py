@@ -27,7 +27,8 @@ class Conversation:
     """The conversation about one step.
 
     Args:
-        image_part: The image as a part of a message's content, e.g. `{"type": "image_url", ...}`.
+        pictures: What the agent saw, in order (`all_pictures`), as parts of a message's content, e.g.
+            `{"type": "image_url", ...}`.
         tools_in_words: Describe the tools in the instructions, for models and servers without native tool calls.
         max_tool_rounds: Maximum replies that may call tools.
         repairs: How many unusable answers are sent back with an error message.
@@ -36,7 +37,7 @@ class Conversation:
     def __init__(
         self,
         request: CorrectionRequest,
-        image_part: Mapping[str, Any],
+        pictures: Sequence[Mapping[str, Any]],
         *,
         tools_in_words: bool = False,
         max_tool_rounds: int = 3,
@@ -48,10 +49,9 @@ class Conversation:
         self.tool_rounds_left = max_tool_rounds if self.task_tools else 0
         self.repairs_left = repairs
         rules = instructions(request.task, tools_in_words=self.tools_in_words)
-        step: list[Any] = [{"type": "text", "text": question(request)}, dict(image_part)]
         self.messages: list[dict[str, Any]] = [
             {"role": "system", "content": rules},
-            {"role": "user", "content": step},
+            {"role": "user", "content": question(request, pictures)},
         ]
 
     @property

@@ -18,7 +18,7 @@ from PIL import Image
 
 from ...responses.safe_text import one_line
 from ...tasks.base import Task
-from ...types import Correction, CorrectionRequest, Share
+from ...types import Correction, CorrectionRequest, Share, all_pictures
 from ..audit import is_true
 from ..base import BudgetExhausted, Corrector, failed
 from ..questions import VERSION
@@ -152,8 +152,9 @@ class OpenAICorrector(Corrector):
         futures: list[Future[Correction]] = []
         try:
             for request in requests:
-                part = self._image_part(request.image)  # not in the event loop: encoding a PNG takes milliseconds
-                futures.append(session.submit(request, part))
+                # not in the event loop: encoding a PNG takes milliseconds
+                parts = [self._image_part(image) for image in all_pictures(request.prompt, request.image)]
+                futures.append(session.submit(request, parts))
             return [_result(future) for future in futures]
         except KeyRejected:
             raise ValueError(self._bad_key(401)) from None

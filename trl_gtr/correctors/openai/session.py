@@ -8,7 +8,7 @@ import logging
 import time
 import traceback
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -62,10 +62,10 @@ class Session:
         self._flights: dict[str, _Flight] = {}
         self._reported = False
 
-    def submit(self, request: CorrectionRequest, image_part: Mapping[str, Any]) -> Future[Correction]:
+    def submit(self, request: CorrectionRequest, pictures: Sequence[Mapping[str, Any]]) -> Future[Correction]:
         """Start a correction. The future is cancelled if the session is closed; the correction fails as cancelled if
         it closes meanwhile."""
-        return self._background.submit(self._join, request_digest(request), request, image_part)
+        return self._background.submit(self._join, request_digest(request), request, pictures)
 
     def list_models(self) -> list[str]:
         """Names of the server's models, if it lists them; free."""
@@ -85,7 +85,9 @@ class Session:
         self.closed = True
         self._background.stop(finally_run=self.chat.client.close)
 
-    async def _join(self, digest: str, request: CorrectionRequest, image_part: Mapping[str, Any]) -> Correction:
+    async def _join(
+        self, digest: str, request: CorrectionRequest, pictures: Sequence[Mapping[str, Any]]
+    ) -> Correction:
         """Get a correction, shared with identical requests in flight: only one is sent and paid for."""
         if request.cancellation.cancelled:
             return failed("late", "given up before its turn came")
@@ -94,7 +96,7 @@ class Session:
         first = flight is None
         if flight is None:
             flight = self._flights[digest] = _Flight()
-            flight.task = asyncio.ensure_future(self._correct(request, image_part, flight))
+            flight.task = asyncio.ensure_future(self._correct(request, pictures, flight))
             flight.task.add_done_callback(partial(self._remove, digest, flight))
         flight.waiting += 1
         try:
@@ -132,7 +134,9 @@ class Session:
         if self._flights.get(digest) is flight:
             del self._flights[digest]
 
-    async def _correct(self, request: CorrectionRequest, image_part: Mapping[str, Any], flight: _Flight) -> Correction:
+    async def _correct(
+        self, request: CorrectionRequest, pictures: Sequence[Mapping[str, Any]], flight: _Flight
+    ) -> Correction:
         async with self._slots:
             flight.began = time.perf_counter()
             if not self._breaker.allows():
@@ -140,7 +144,7 @@ class Session:
             meter = Meter(time.monotonic() + self.deadline, self.chat.features)
             try:
                 # The deadline again, in case the conversation hangs outside an HTTP attempt.
-                correction = await asyncio.wait_for(self._converse(request, image_part, meter), self.deadline)
+                correction = await asyncio.wait_for(self._converse(request, pictures, meter), self.deadline)
                 self._breaker.record(reached=True)
             except KeyRejected:
                 self._breaker.abandon()
@@ -173,13 +177,15 @@ class Session:
             logger.error("could not handle an answer; further failures will only be counted\n%s", trace)
         self._reported = True
 
-    async def _converse(self, request: CorrectionRequest, image_part: Mapping[str, Any], meter: Meter) -> Correction:
-        conversation = self._conversation(request, image_part, meter)
+    async def _converse(
+        self, request: CorrectionRequest, pictures: Sequence[Mapping[str, Any]], meter: Meter
+    ) -> Correction:
+        conversation = self._conversation(request, pictures, meter)
         while True:
             try:
                 reply = await self.chat.ask(conversation.messages, conversation.schema, conversation.tools, meter)
             except ToolsUnsupported:
-                conversation = self._conversation(request, image_part, meter)
+                conversation = self._conversation(request, pictures, meter)
                 continue
             repairs = conversation.repairs_left
             # Tools can take many milliseconds; don't block the event loop.
@@ -191,6 +197,8 @@ class Session:
             if correction is not None:
                 return correction
 
-    def _conversation(self, request: CorrectionRequest, image_part: Mapping[str, Any], meter: Meter) -> Conversation:
+    def _conversation(
+        self, request: CorrectionRequest, pictures: Sequence[Mapping[str, Any]], meter: Meter
+    ) -> Conversation:
         in_words = not meter.features.native_tools
-        return Conversation(request, image_part, tools_in_words=in_words, max_tool_rounds=self.max_tool_rounds)
+        return Conversation(request, pictures, tools_in_words=in_words, max_tool_rounds=self.max_tool_rounds)

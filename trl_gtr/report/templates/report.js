@@ -178,7 +178,9 @@ class Pane {
     parts.image.hidden = step.image === null;
     if (step.image !== null) parts.image.src = data.images[step.image];
     parts.image.alt = `What the agent saw at step ${step.n + 1} of update ${step.update}`;
-    parts.caption.textContent = `Update ${step.update}, step ${step.n + 1}${step.image === null ? " (picture left out for size)" : ""}`;
+    const past = step.turns ? `, after ${step.turns} earlier turn${step.turns > 1 ? "s" : ""}` : "";
+    parts.caption.textContent = `Update ${step.update}, step ${step.n + 1}${step.image === null ? " (picture left out for size)" : ""}${past}`;
+    this.showEarlier(step);
     parts.badges.replaceChildren(...this.badges(step));
     parts.thought.textContent = step.thought || "(nothing)";
     parts.correction.hidden = !step.diff;
@@ -189,6 +191,18 @@ class Pane {
     this.showTokens(step);
     parts.prompt.textContent = data.prompts[step.prompt];
     byId("announce").textContent = `Update ${step.update}, environment ${episode.env}, step ${step.n + 1} of ${steps[steps.length - 1].n + 1}. ${[...parts.badges.children].map((badge) => badge.textContent).join(", ")}. Action ${step.action || "none"}. Reward ${signed(step.reward)}.`;
+  }
+
+  /** The pictures of earlier turns that the agent saw again, the oldest first. */
+  showEarlier(step) {
+    const earlier = step.earlier ?? [];
+    this.parts.earlier.hidden = earlier.length === 0;
+    this.parts.earlier.replaceChildren(...earlier.map((number, i) => {
+      const image = make("img");
+      image.src = data.images[number];
+      image.alt = `Earlier picture ${i + 1} of ${earlier.length} that the agent saw again`;
+      return image;
+    }));
   }
 
   timelineButton(step, i) {

@@ -10,12 +10,14 @@ from ...environments.alfworld.world import kind_of, natural
 from ...responses.format import Field
 from ..base import Rubric
 
-PROMPT = """\
+EARLIER = """\
 You are a robot in a household. The picture shows what is in front of you{hand}.
 Your task: {task}
-{text}Your last actions: {previous}
-Possible actions: {commands}
-{instructions}"""
+{text}"""
+PROMPT = f"""\
+{EARLIER}Your last actions: {{previous}}
+Possible actions: {{commands}}
+{{instructions}}"""
 
 DRAWN_HAND = ", and at its lower edge what your hand holds"
 

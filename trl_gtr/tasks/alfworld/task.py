@@ -19,7 +19,7 @@ from ...responses.action_text import from_thoughts
 from ...responses.format import ThoughtFormat
 from ...types import Response, Transition
 from ..base import Task, contradicts
-from .prompt import DRAWN_HAND, FIELDS, PROMPT, RUBRIC, list_commands, told, write_thought
+from .prompt import DRAWN_HAND, EARLIER, FIELDS, PROMPT, RUBRIC, list_commands, told, write_thought
 from .words import objects_right, read_command, read_subgoal, subgoal_right
 
 ENV_ID = "trl_gtr/ALFWorld-v0"
@@ -168,13 +168,19 @@ class ALFWorldTask(Task):
 
     def prompt(self, observation: Any, info: Mapping[str, Any]) -> str:
         return PROMPT.format(
-            hand=self._hand,
-            task=info["task"],
-            text=f"You read: {told(info)}\n" if self.observation_text else "",
+            **self._seen(info),
             previous=", ".join(self._recent(info)) or "none",
             commands=list_commands(self.legal_actions(info), self.max_command_characters),
             instructions=self.format.instructions(),
         )
+
+    def earlier_prompt(self, observation: Any, info: Mapping[str, Any]) -> str:
+        """Without the commands, which were for that step, and the instructions."""
+        return EARLIER.format(**self._seen(info)).strip()
+
+    def _seen(self, info: Mapping[str, Any]) -> dict[str, str]:
+        text = f"You read: {told(info)}\n" if self.observation_text else ""
+        return {"hand": self._hand, "task": info["task"], "text": text}
 
     def public_state(self, info: Mapping[str, Any]) -> dict[str, Any]:
         return {

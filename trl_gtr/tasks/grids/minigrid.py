@@ -120,6 +120,10 @@ class MiniGridTask(GridTask):
     def prompt(self, observation: Any, info: Mapping[str, Any]) -> str:
         return START.format(mission=info["mission"], carrying=_carried(info)) + super().prompt(observation, info)
 
+    def earlier_prompt(self, observation: Any, info: Mapping[str, Any]) -> str:
+        """Without the rules and instructions, which stay the same."""
+        return START.format(mission=info["mission"], carrying=_carried(info)).strip()
+
     def public_state(self, info: Mapping[str, Any]) -> dict[str, Any]:
         return {**super().public_state(info), "mission": info["mission"], "carrying": info["carrying"]}
 
