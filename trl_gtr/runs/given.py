@@ -15,8 +15,8 @@ from ..tasks.memory import check_history, fullest_prompt
 def check_given(args: object, task: object) -> tuple[GTRConfig, Task]:
     """The given settings and task; raises if they are something else, or can't go together."""
     settings, given = check_args(args), check_task_given(task)
-    check_engine(settings)
     check_memory(given, settings)
+    check_engine(settings)  # last: it may wait for a server
     return settings, given
 
 
