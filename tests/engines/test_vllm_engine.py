@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -137,6 +138,23 @@ def test_changed_weights_are_sent_before_anything_is_sampled(engine: VLLMEngine)
     assert len(set(backend.versions)) == 3
     engine.close()
     assert backend.closed
+
+
+def test_two_engines_share_one_vllm_and_each_gets_its_own_weights(engine: VLLMEngine) -> None:
+    other = copy.deepcopy(engine.model)
+    teacher = VLLMEngine(engine.policy, other, engine.backend, temperature=0.2, top_k=5)
+    backend, name = engine.backend, "model.language_model.norm.weight"
+    assert isinstance(backend, FakeBackend)
+    with torch.no_grad():
+        other.get_parameter(name).add_(1.0)
+    for turn in (engine, teacher, engine, teacher):
+        with turn.ready():
+            turn.generate(some_prompts(1), some_images(1))
+        assert torch.equal(backend.weights[name], turn.model.get_parameter(name))
+    assert (backend.requests[0].sampling["temperature"], backend.requests[0].sampling["top_k"]) == (0.2, 5)
+    with teacher.ready():
+        pass
+    assert len(backend.versions) == 4  # nobody else had it in between
 
 
 def test_another_prompt_than_the_scored_one_is_refused(engine: VLLMEngine) -> None:

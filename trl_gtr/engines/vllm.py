@@ -36,6 +36,7 @@ class VLLMEngine(Engine):
         backend: The vLLM to use.
         accelerator: Gathers sharded weights; `None` for a plain model.
         temperature: For sampling; `None`: the policy's.
+        top_k: Sample from this many of the likeliest tokens; 0: from all, as the policy is scored.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class VLLMEngine(Engine):
         *,
         accelerator: Accelerator | None = None,
         temperature: float | None = None,
+        top_k: int = 0,
     ) -> None:
         self.policy, self.network, self.backend, self.accelerator = policy, model, backend, accelerator
         bare = model if accelerator is None else accelerator.unwrap_model(model)
@@ -55,7 +57,7 @@ class VLLMEngine(Engine):
         assert image_token is not None  # checked when the model was loaded
         self.image_token = image_token
         temperature = policy.temperature if temperature is None else temperature
-        self._sampling = {greedy: sampling_arguments(policy, temperature, greedy) for greedy in (True, False)}
+        self._sampling = {greedy: sampling_arguments(policy, temperature, greedy, top_k) for greedy in (True, False)}
         self._run, self._syncs, self._state_when_synced = uuid.uuid4().hex, 0, -1
 
     @property
@@ -65,8 +67,8 @@ class VLLMEngine(Engine):
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """Send the weights if they have changed since they were last sent, or never were."""
-        if self._syncs == 0 or self._weights_state() != self._state_when_synced:
+        """Send the weights if they have changed since they were last sent, or vLLM has others."""
+        if self.backend.loaded != self.version or self._weights_state() != self._state_when_synced:
             self.sync(self.model)
         with self.backend.awake():
             yield
@@ -78,6 +80,7 @@ class VLLMEngine(Engine):
         with whole:
             self._syncs += 1
             self.backend.load(merged_weights(policy), self.version)
+            self.backend.loaded = self.version
         self._state_when_synced = self._weights_state()
 
     def _weights_state(self) -> int:

@@ -36,7 +36,10 @@ class Sampled(NamedTuple):
 
 
 class Backend(Contract):
-    """A vLLM, in this process or elsewhere."""
+    """A vLLM, in this process or elsewhere. Several engines may share it, with different weights in turn."""
+
+    loaded: str = ""
+    """The version that was sent last."""
 
     @abstractmethod
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: str) -> None:
@@ -73,12 +76,12 @@ def collapse_image_tokens(ids: Sequence[int], image_token_id: int, pictures: int
     return collapsed
 
 
-def sampling_arguments(policy: VLMPolicy, temperature: float, greedy: bool) -> dict[str, Any]:
+def sampling_arguments(policy: VLMPolicy, temperature: float, greedy: bool, top_k: int = 0) -> dict[str, Any]:
     """The distribution that the policy is scored under, as arguments of vLLM's `SamplingParams`."""
     return {
         "temperature": 0.0 if greedy else temperature,
         "top_p": 1.0,
-        "top_k": 0,
+        "top_k": top_k,
         "min_p": 0.0,
         "repetition_penalty": policy.repetition_penalty,
         "max_tokens": policy.max_completion_length,
