@@ -17,7 +17,7 @@ from trl.models.utils import unwrap_model_for_generation
 from ..policy.loading import image_token_id
 from ..policy.network import PolicyWithValue
 from ..policy.scoring import VLMPolicy
-from ..types import Generation
+from ..types import Generation, Pictures, all_pictures
 from .base import Engine
 from .merged_weights import check_mergeable, merged_weights
 from .vllm_requests import Backend, Request, check_sampled, collapse_image_tokens, sampling_arguments
@@ -86,36 +86,41 @@ class VLLMEngine(Engine):
             return 0  # gathering modifies them too
         return sum(weight._version for weight in self.model.parameters())
 
-    def prepare(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> None:
+    def prepare(self, prompts: Sequence[str], images: Sequence[Pictures]) -> None:
         """Process and cache what scoring will need."""
         self.policy.encoder.prepare(prompts, images)
 
     @torch.no_grad()
-    def generate(self, prompts: Sequence[str], images: Sequence[np.ndarray], greedy: bool = False) -> list[Generation]:
+    def generate(self, prompts: Sequence[str], images: Sequence[Pictures], greedy: bool = False) -> list[Generation]:
         """Generate one response per prompt and image. Draws one seed per request from torch's global RNG, unless
         `greedy`."""
         expanded = self.prompt_ids(prompts, images)
-        sampled = self.backend.sample(self.requests(expanded, images, greedy), self.version)
+        pictures = [all_pictures(*each) for each in zip(prompts, images, strict=True)]
+        sampled = self.backend.sample(self.requests(expanded, pictures, greedy), self.version)
         check_sampled(expanded, sampled)
         # greedy ones' log-probs are at temperature 1, unlike those that are scored
         logprobs = [None if greedy else np.array(each.logprobs, np.float32) for each in sampled]
         ids = [np.array(each.ids, np.int64) for each in sampled]
         return [self.policy.read_generation(*each) for each in zip(ids, logprobs, strict=True)]
 
-    def prompt_ids(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> list[list[int]]:
+    def prompt_ids(self, prompts: Sequence[str], images: Sequence[Pictures]) -> list[list[int]]:
         """Each prompt as the learner scores it."""
         inputs = self.policy.encoder.encode(prompts, images)
         rows = zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
         return [ids[mask.bool()].tolist() for ids, mask in rows]
 
     def requests(
-        self, prompt_ids: Sequence[list[int]], images: Sequence[np.ndarray], greedy: bool = False
+        self, prompt_ids: Sequence[list[int]], pictures: Sequence[tuple[np.ndarray, ...]], greedy: bool = False
     ) -> list[Request]:
         """What vLLM is asked for, with a new seed each."""
-        seeds = [None] * len(images) if greedy else torch.randint(2**62, (len(images),)).tolist()
+        seeds = [None] * len(pictures) if greedy else torch.randint(2**62, (len(pictures),)).tolist()
         return [
-            Request(collapse_image_tokens(ids, self.image_token), image, self._sampling[greedy] | {"seed": seed})
-            for ids, image, seed in zip(prompt_ids, images, seeds, strict=True)
+            Request(
+                collapse_image_tokens(ids, self.image_token, len(shown)),
+                shown,
+                self._sampling[greedy] | {"seed": seed},
+            )
+            for ids, shown, seed in zip(prompt_ids, pictures, seeds, strict=True)
         ]
 
     def close(self) -> None:
