@@ -10,10 +10,12 @@ from function_engine import FunctionEngine
 from launched import steady
 from toy import ColourTask, RecallTask, nearest_colour, quiet_config, remembering
 
-from trl_gtr import RolloutCollector
+from trl_gtr import RolloutCollector, load_policy
 from trl_gtr.correctors import Corrector, ExpertCorrector
 from trl_gtr.evaluation.agents import ExpertAgent
 from trl_gtr.evaluation.evaluate import evaluate_agent
+from trl_gtr.planning.observations import observe
+from trl_gtr.policy.scoring import VLMPolicy
 from trl_gtr.rollouts.group_collector import GroupCollector
 from trl_gtr.rollouts.overlapped_collector import OverlappedCollector
 from trl_gtr.trainer import GTRTrainer
@@ -117,6 +119,19 @@ def test_a_game_that_only_memory_solves():
     (first, image), (second, _) = agent.asked[0], agent.asked[2]
     assert turns_before(first) == ()
     assert np.array_equal(turns_before(second)[0].image, image)
+
+
+def test_a_plan_counts_the_turns(toy_checkpoint):
+    model, processor = load_policy(toy_checkpoint)
+    policy = VLMPolicy(model, processor, temperature=1.0, max_completion_length=9)
+    alone, after = (
+        observe(task, policy, model, 12) for task in (ColourTask(length=3), remembering(ColourTask(length=3), 2, 1))
+    )
+    assert after.image_tokens == 2 * alone.image_tokens
+    assert (
+        min(after.prompt_tokens) == min(alone.prompt_tokens) < max(alone.prompt_tokens) + 10 < max(after.prompt_tokens)
+    )
+    assert after.picture_bytes == alone.picture_bytes  # in the cache, each is by itself
 
 
 def trainer(checkpoint, folder, task=None, corrector="expert", **settings):
