@@ -77,7 +77,8 @@ def measure(name: str, model: Any, processor: Any, args: argparse.Namespace, tab
         for _ in range(args.rounds + 1):
             generations = ours.generate(prompts, images)
             difference = max(difference, mismatch(policy, model, prompts, images, generations))
-            asked = backend.arguments(ours.requests(ours.prompt_ids(prompts, images), [(image,) for image in images]))
+            pictures, seeds = [(image,) for image in images], range(len(images))
+            asked = backend.arguments(ours.requests(ours.prompt_ids(prompts, images), pictures, seeds))
             times[0].append(seconds(theirs.generate, prompts, images))
             times[1].append(seconds(ours.generate, prompts, images))
             times[2].append(seconds(partial(backend.llm.generate, use_tqdm=False), *asked))

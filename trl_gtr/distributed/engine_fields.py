@@ -95,6 +95,11 @@ class EnvironmentFields:
     """Where environments run."""
 
     # --- the environments -------------------------------------------------------------------------------------
+    asynchronous: bool = _field(
+        False,
+        "Every environment gets its next response as soon as it is ready, instead of waiting for all others at every "
+        "step. For responses of unequal length; needs `engine='vllm'`. Not with groups.",
+    )
     vectorization: Literal["auto", "local", "workers", "ray"] = _field(
         "auto",
         "Where environments run: 'local', in this process; 'workers', each in a process of its own; 'ray', each in a "

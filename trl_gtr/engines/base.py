@@ -20,6 +20,9 @@ class Engine(Contract):
     sampled, temperature, length limit) and scores what the engine has sampled.
     """
 
+    continuous: bool = False
+    """Whether [`respond`] works: responses are written side by side, and each is returned when it is done."""
+
     @abstractmethod
     def generate(self, prompts: Sequence[str], images: Sequence[np.ndarray], greedy: bool = False) -> list[Generation]:
         """Generate one response per prompt and image, in order.
@@ -30,6 +33,13 @@ class Engine(Contract):
             images: uint8, (height, width, 3): the picture of this step.
             greedy: Take the most likely token instead of sampling.
         """
+
+    def respond(self, prompt: str, image: np.ndarray, seed: int) -> Generation:
+        """Generate one response, sampled with this seed. Called from many threads at the same time.
+
+        Optional, and called only with `GTRConfig.asynchronous`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} generates in batches: use `generate`.")
 
     def prepare(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> None:
         """Do what can be done ahead for a later `generate` with these prompts and images, such as image processing.

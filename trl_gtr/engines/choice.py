@@ -29,7 +29,11 @@ _INSTALL = (
 
 def check_engine(args: GTRConfig) -> None:
     """Raise an error with a fix if these settings can't work here. Called before anything is loaded."""
+    if args.asynchronous and args.overlap:
+        raise ValueError("`asynchronous` and `overlap` are two answers to the same question: leave one of them out.")
     if args.engine != "vllm":
+        if args.asynchronous:
+            raise ValueError("`asynchronous` needs engine='vllm': transformers generates in batches.")
         return
     if args.temperature > _MAX_TEMPERATURE:
         raise ValueError(f"vLLM takes no `temperature` above {_MAX_TEMPERATURE}, got {args.temperature}: lower it.")

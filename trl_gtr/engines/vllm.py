@@ -39,6 +39,8 @@ class VLLMEngine(Engine):
         top_k: Sample from this many of the likeliest tokens; 0: from all, as the policy is scored.
     """
 
+    continuous = True
+
     def __init__(
         self,
         policy: VLMPolicy,
@@ -99,12 +101,28 @@ class VLLMEngine(Engine):
         `greedy`."""
         expanded = self.prompt_ids(prompts, images)
         pictures = [all_pictures(*each) for each in zip(prompts, images, strict=True)]
-        sampled = self.backend.sample(self.requests(expanded, pictures, greedy), self.version)
+        seeds = [None] * len(prompts) if greedy else torch.randint(2**62, (len(prompts),)).tolist()
+        sampled = self.backend.sample(self.requests(expanded, pictures, seeds), self._checked_version)
         check_sampled(expanded, sampled)
         # greedy ones' log-probs are at temperature 1, unlike those that are scored
         logprobs = [None if greedy else np.array(each.logprobs, np.float32) for each in sampled]
         ids = [np.array(each.ids, np.int64) for each in sampled]
         return [self.policy.read_generation(*each) for each in zip(ids, logprobs, strict=True)]
+
+    @torch.no_grad()
+    def respond(self, prompt: str, image: Pictures, seed: int) -> Generation:
+        """Generate one response beside others. Thread-safe."""
+        expanded = self.prompt_ids([prompt], [image])
+        [request] = self.requests(expanded, [all_pictures(prompt, image)], seeds=[seed])
+        sampled = self.backend.sample_one(request, self._checked_version)
+        check_sampled(expanded, [sampled])
+        return self.policy.read_generation(np.array(sampled.ids, np.int64), np.array(sampled.logprobs, np.float32))
+
+    @property
+    def _checked_version(self) -> str:
+        if self.backend.loaded != self.version:
+            raise RuntimeError("vLLM has other weights: generate only within `ready()`.")
+        return self.version
 
     def prompt_ids(self, prompts: Sequence[str], images: Sequence[Pictures]) -> list[list[int]]:
         """Each prompt as the learner scores it."""
@@ -113,15 +131,17 @@ class VLLMEngine(Engine):
         return [ids[mask.bool()].tolist() for ids, mask in rows]
 
     def requests(
-        self, prompt_ids: Sequence[list[int]], pictures: Sequence[tuple[np.ndarray, ...]], greedy: bool = False
+        self,
+        prompt_ids: Sequence[list[int]],
+        pictures: Sequence[tuple[np.ndarray, ...]],
+        seeds: Sequence[int | None],
     ) -> list[Request]:
-        """What vLLM is asked for, with a new seed each."""
-        seeds = [None] * len(pictures) if greedy else torch.randint(2**62, (len(pictures),)).tolist()
+        """What vLLM is asked for; without a seed, the likeliest tokens."""
         return [
             Request(
                 collapse_image_tokens(ids, self.image_token, len(shown)),
                 shown,
-                self._sampling[greedy] | {"seed": seed},
+                self._sampling[seed is None] | {"seed": seed},
             )
             for ids, shown, seed in zip(prompt_ids, pictures, seeds, strict=True)
         ]

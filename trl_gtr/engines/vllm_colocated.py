@@ -16,6 +16,7 @@ from PIL import Image
 from ..config import GTRConfig
 from ..distributed.random_states import same_random_states
 from ..policy.loading import unwrap_adapter
+from .vllm_batch import ContinuousBatch
 from .vllm_requests import Backend, Request, Sampled
 from .vllm_weight_files import sync_folder, write_weights
 from .vllm_worker import WORKER_EXTENSION
@@ -69,6 +70,7 @@ class ColocatedVLLM(Backend):
                 seed=args.seed,
                 **self._launcher(),
             )
+        self._batch = ContinuousBatch(self.llm.llm_engine)
         torch.set_num_threads = set_num_threads  # on a CPU, vLLM replaces it by a function that does nothing
 
     @staticmethod
@@ -99,11 +101,18 @@ class ColocatedVLLM(Backend):
         self.llm.llm_engine.reset_encoder_cache()
 
     def sample(self, requests: Sequence[Request], version: str) -> list[Sampled]:
+        self._check_version(version)
+        answers = self.llm.generate(*self.arguments(requests), use_tqdm=False)
+        return [_read(answer) for answer in answers]
+
+    def _check_version(self, version: str) -> None:
         states = self.llm.collective_rpc("gtr_state")
         if any(state["version"] != version for state in states):
             raise RuntimeError(f"vLLM has other weights ({states}) than the learner's latest ({version}).")
-        answers = self.llm.generate(*self.arguments(requests), use_tqdm=False)
-        return [_read(answer) for answer in answers]
+
+    def sample_one(self, request: Request, version: str) -> Sampled:
+        [prompt], [parameters] = self.arguments([request])
+        return _read(self._batch.generate(prompt, parameters, lambda: self._check_version(version)))
 
     def arguments(self, requests: Sequence[Request]) -> tuple[list[Any], list[Any]]:
         """Prompts and sampling parameters for vLLM's own `generate`."""

@@ -49,6 +49,10 @@ class Backend(Contract):
     def sample(self, requests: Sequence[Request], version: str) -> list[Sampled]:
         """Sample every response, all of them with the weights of this version."""
 
+    @abstractmethod
+    def sample_one(self, request: Request, version: str) -> Sampled:
+        """Sample one response beside others. Called from many threads at the same time."""
+
     @contextmanager
     def awake(self) -> Iterator[None]:
         """Hold the memory for sampling while the block runs."""

@@ -10,6 +10,7 @@ import io
 import json
 import logging
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -107,6 +108,7 @@ class VLLMServer(Backend):
         self.connection, self.processes = connection, processes
         self._scratch = tempfile.TemporaryDirectory(prefix="trl-gtr-", dir=sync_folder(folder))
         self._file = ""
+        self._sending = threading.Lock()
         self._pool = ThreadPoolExecutor(_MAX_CONNECTIONS, "vllm")
         try:
             connection.wait()
@@ -152,11 +154,15 @@ class VLLMServer(Backend):
     def sample(self, requests: Sequence[Request], version: str) -> list[Sampled]:
         return self._until_answered(lambda: self._sample(requests, version))
 
+    def sample_one(self, request: Request, version: str) -> Sampled:
+        return self._until_answered(lambda: self._sample([request], version))[0]
+
     def _sample(self, requests: Sequence[Request], version: str) -> list[Sampled]:
-        before = self.connection.call("gtr_state")
-        if before["version"] != version:
-            logger.warning("The vLLM server has lost the latest weights (was it restarted?): it gets them again.")
-            before = self._send(version)
+        with self._sending:
+            before = self.connection.call("gtr_state")
+            if before["version"] != version:
+                logger.warning("The vLLM server has lost the latest weights (was it restarted?): it gets them again.")
+                before = self._send(version)
         asked = [self._pool.submit(self._ask, each) for each in requests]
         wait(asked)  # after a failure too, so that none is still under way when they are repeated
         sampled = [each.result() for each in asked]

@@ -14,6 +14,7 @@ from ..correctors.base import Corrector
 from ..distributed.processes import Processes
 from ..tasks.base import Task
 from ..types import Rollout
+from .asynchronous_collector import AsynchronousCollector
 from .collector import RolloutCollector
 from .group_collector import Group, GroupCollector
 from .overlapped_collector import OverlappedCollector
@@ -91,9 +92,12 @@ def make_collector(
         "vectorization": Vectorization.from_settings(args),
     }
     if teaches is None:
+        if args.asynchronous:
+            return AsynchronousCollector(task, corrector, **options)
         return (OverlappedCollector if args.overlap else RolloutCollector)(task, corrector, **options)
-    if args.overlap:
-        raise ValueError("`overlap` doesn't work with groups: leave it out, or use advantage_estimator='gae'.")
+    if args.overlap or args.asynchronous:
+        name = "overlap" if args.overlap else "asynchronous"
+        raise ValueError(f"`{name}` doesn't work with groups: leave it out, or use advantage_estimator='gae'.")
     options |= {"group_size": args.group_size, "refills": args.refill_groups, "teaches": teaches}
     collector = GroupCollector(task, corrector, **options)
     collector.check_timeout(args.rollout_deadline)
