@@ -178,7 +178,5 @@ def test_what_the_model_cannot_do_is_said_before_training(toy_checkpoint, tmp_pa
         trainer(toy_checkpoint, tmp_path, remembering(ColourTask(), 8, 0))
     with pytest.raises(ValueError, match="`one_batch_shape` doesn't work with `history_images`"):
         trainer(toy_checkpoint, tmp_path, one_batch_shape=True)
-    with pytest.raises(ValueError, match="takes one picture a prompt: set `history_images` to 0"):
-        trainer(toy_checkpoint, tmp_path, engine="vllm")
     with pytest.raises(ValueError, match="at least 0, not -1"):
         trainer("no such model", tmp_path, remembering(ColourTask(), -1, 0))  # before it is loaded

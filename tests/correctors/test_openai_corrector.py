@@ -782,8 +782,8 @@ def test_request_that_nobody_waits_for_is_not_joined(make: Any) -> None:
     """After an interrupted call an identical one is asked anew; its answer is not the cancelled one's."""
     with ChatServer(hangs, says(no_answer())) as server:
         session = make(server, timeout=60.0, deadline=60.0)._open()
-        part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
-        first = session.submit(WRONG, part)
+        parts = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}]
+        first = session.submit(WRONG, parts)
         server.wait_for(lambda: server.in_flight == 1)
 
         async def cancel_and_ask_at_once() -> Any:
@@ -793,7 +793,7 @@ def test_request_that_nobody_waits_for_is_not_joined(make: Any) -> None:
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             assert not flight.task.done()
-            return await session._join(request_digest(WRONG), WRONG, part)
+            return await session._join(request_digest(WRONG), WRONG, parts)
 
         assert session._background.submit(cancel_and_ask_at_once).result(10).verdict == "corrected"
         assert first.cancelled()

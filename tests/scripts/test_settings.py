@@ -140,7 +140,7 @@ def test_a_task_of_ones_own_from_the_current_folder(own_module: str) -> None:
     [
         ("Mine", {}, "needs the option level"),
         ("Mine", {"level": 1, "lvl": 2}, "has no option lvl. Its options: level, cut"),
-        ("easy", {"level": 1}, "has no option level. It takes no options"),
+        ("easy", {"level": 1}, "has no option level. Its options: history_turns, history_images"),
         ("Min", {}, "did you mean my_own_tasks:Mine"),
         ("NOT_A_TASK", {}, "must be a class or a function that returns a task"),
     ],

@@ -56,8 +56,7 @@ def make_task(name: str, **options: Any) -> Task:
     known = task_options(name)
     unknown = sorted(set(options) - set(known))
     if unknown and not _takes_any(factory):
-        its_options = f"Its options: {', '.join(known)}." if known else "It takes no options."
-        raise ValueError(f"Task {name!r} has no option {', '.join(unknown)}. {its_options}")
+        raise ValueError(f"Task {name!r} has no option {', '.join(unknown)}. Its options: {', '.join(known)}.")
     missing = [key for key, each in known.items() if each.default is each.empty and key not in options]
     if missing:
         raise ValueError(f"Task {name!r} needs the option {', '.join(missing)}.")
@@ -92,7 +91,7 @@ def task_options(name: str) -> dict[str, inspect.Parameter]:
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     declared = {key: each for key, each in _parameters(_factory(name)).items() if each.kind in named}
     common = {key: inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=0) for key in HISTORY}
-    return common | declared
+    return declared | {key: each for key, each in common.items() if key not in declared}
 
 
 def task_options_help(name: str) -> dict[str, str]:
