@@ -10,10 +10,12 @@ from function_engine import FunctionEngine
 from launched import steady
 from toy import ColourTask, RecallTask, nearest_colour, quiet_config, remembering
 
-from trl_gtr import RolloutCollector
+from trl_gtr import RolloutCollector, load_policy
 from trl_gtr.correctors import Corrector, ExpertCorrector
 from trl_gtr.evaluation.agents import ExpertAgent
 from trl_gtr.evaluation.evaluate import evaluate_agent
+from trl_gtr.planning.observations import observe
+from trl_gtr.policy.scoring import VLMPolicy
 from trl_gtr.rollouts.group_collector import GroupCollector
 from trl_gtr.rollouts.overlapped_collector import OverlappedCollector
 from trl_gtr.trainer import GTRTrainer
@@ -119,6 +121,19 @@ def test_a_game_that_only_memory_solves():
     assert np.array_equal(turns_before(second)[0].image, image)
 
 
+def test_a_plan_counts_the_turns(toy_checkpoint):
+    model, processor = load_policy(toy_checkpoint)
+    policy = VLMPolicy(model, processor, temperature=1.0, max_completion_length=9)
+    alone, after = (
+        observe(task, policy, model, 12) for task in (ColourTask(length=3), remembering(ColourTask(length=3), 2, 1))
+    )
+    assert after.image_tokens == 2 * alone.image_tokens
+    assert (
+        min(after.prompt_tokens) == min(alone.prompt_tokens) < max(alone.prompt_tokens) + 10 < max(after.prompt_tokens)
+    )
+    assert after.picture_bytes == alone.picture_bytes  # in the cache, each is by itself
+
+
 def trainer(checkpoint, folder, task=None, corrector="expert", **settings):
     args = quiet_config(folder, **{"max_completion_length": 9, "num_ppo_epochs": 2, "learning_rate": 1e-3, **settings})
     corrector = ExpertCorrector() if corrector == "expert" else corrector
@@ -163,5 +178,7 @@ def test_what_the_model_cannot_do_is_said_before_training(toy_checkpoint, tmp_pa
         trainer(toy_checkpoint, tmp_path, remembering(ColourTask(), 8, 0))
     with pytest.raises(ValueError, match="`one_batch_shape` doesn't work with `history_images`"):
         trainer(toy_checkpoint, tmp_path, one_batch_shape=True)
+    with pytest.raises(ValueError, match="takes one picture a prompt: set `history_images` to 0"):
+        trainer(toy_checkpoint, tmp_path, engine="vllm")
     with pytest.raises(ValueError, match="at least 0, not -1"):
         trainer("no such model", tmp_path, remembering(ColourTask(), -1, 0))  # before it is loaded

@@ -24,9 +24,7 @@ from .distributed.processes import Processes
 from .distributed.progress import BarProgress, Progress
 from .distributed.signals import StopSignals
 from .distributed.trl_bridge import PPOBridge
-from .engines.base import Engine
-from .engines.choice import make_engine
-from .engines.transformers import TransformersEngine
+from .engines.choice import EngineMaker
 from .evaluation.all_ranks import evaluate_on_all_ranks
 from .evaluation.evaluate import count_episodes
 from .evaluation.reports import EvaluationReport
@@ -127,16 +125,16 @@ class GTRTrainer(PPOBridge):
         self.progress = BarProgress() if shows else Progress()
         self._add_callbacks()
         scorer = Scorer(args, self.policy, self.network, self.processes, self.accelerator.autocast)
-        make_guides_engine = partial(TransformersEngine, self.policy, accelerator=self.accelerator)
+        make_engine = EngineMaker(args, self.policy, self.accelerator, self.processes)
+        self.engine = make_engine(self.model)
         model, score = self.trained.policy, scorer.score_under
-        self.guide.attach(GuidedRun(args, task, self.policy, model, self.processes, score, make_guides_engine))
+        self.guide.attach(GuidedRun(args, task, self.policy, model, self.processes, score, make_engine))
         parts = self.estimator, self.guide, self.processes, self.reference_network
         self.make_experience = ExperienceMaker(args, scorer, *parts)
         objective, buffer = choose_objective(args), self.guide.buffer
         self.updater = Updater(
             args, self.accelerator, self.processes, scorer, self.optimizer, objective, buffer, self.progress
         )
-        self.engine: Engine = make_engine(args, self.policy, self.model, self.accelerator, self.processes)
         self.signals, self.counters = StopSignals(), RunCounters()
         self.length = RunLength(args, varies=self.estimator.needs_groups)
         self._last_loss = math.nan

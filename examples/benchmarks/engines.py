@@ -1,6 +1,6 @@
 """How fast do transformers and vLLM generate, how long does a sync take, and how far apart are their log-probs?
 
-    python examples/benchmarks/engines.py            # the embedded model and a random LLaVA of 155 M
+    python examples/benchmarks/engines.py            # the embedded model and a large random one
     python examples/benchmarks/engines.py --quick    # the embedded model and 8 environments only
 
 The engines answer the same prompts in turn, in one process, and always to the full length, so that both have the same
@@ -77,7 +77,7 @@ def measure(name: str, model: Any, processor: Any, args: argparse.Namespace, tab
         for _ in range(args.rounds + 1):
             generations = ours.generate(prompts, images)
             difference = max(difference, mismatch(policy, model, prompts, images, generations))
-            asked = backend.arguments(ours.requests(ours.prompt_ids(prompts, images), images))
+            asked = backend.arguments(ours.requests(ours.prompt_ids(prompts, images), [(image,) for image in images]))
             times[0].append(seconds(theirs.generate, prompts, images))
             times[1].append(seconds(ours.generate, prompts, images))
             times[2].append(seconds(partial(backend.llm.generate, use_tqdm=False), *asked))
@@ -89,18 +89,20 @@ def measure(name: str, model: Any, processor: Any, args: argparse.Namespace, tab
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--models", nargs="+", default=["tiny", "large"], help="`large`: random, with 159 M parameters"
+    )
     parser.add_argument("--envs", type=int, nargs="+", default=[8, 32, 64])
     parser.add_argument("--tokens", type=int, default=32, help="tokens of each response")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="the embedded model, 8 environments, 8 tokens, one round")
     args = parser.parse_args(argv)
     if args.quick:
-        args.envs, args.tokens, args.rounds = [8], 8, 1
+        args.models, args.envs, args.tokens, args.rounds = ["tiny"], [8], 8, 1
     columns = "transformers /s", "vLLM /s", "vLLM / transformers", "vLLM: engine / raw", "sync", "largest mismatch"
     table = Table("model", "environments", *columns)
-    for name, load in {"tiny": lambda: load_policy("tiny"), "155 M": large_model}.items():
-        if name == "tiny" or not args.quick:
-            measure(name, *load(), args, table)
+    for name in args.models:
+        measure(name, *(large_model() if name == "large" else load_policy(name)), args, table)
     Console(width=160).print(table)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from trl_gtr.engines.vllm_requests import Backend, Request, Sampled, check_sampl
 from trl_gtr.engines.vllm_serve import server_command
 from trl_gtr.engines.vllm_worker import WORKER_EXTENSION, Checksums, plain_config, renamed
 from trl_gtr.policy.scoring import VLMPolicy
+from trl_gtr.types import Prompt, Turn
 
 
 class FakeBackend(Backend):
@@ -65,9 +67,9 @@ def engine(model_and_processor: Any) -> VLLMEngine:
 
 
 def test_a_run_of_image_tokens_becomes_one() -> None:
-    assert collapse_image_tokens([1, 9, 9, 9, 2, 3, 9, 9], 9) == [1, 9, 2, 3, 9]
-    assert collapse_image_tokens([9, 9], 9) == [9]
-    assert collapse_image_tokens([1, 1, 2], 9) == [1, 1, 2]
+    assert collapse_image_tokens([1, 9, 9, 9, 2, 3, 3, 9, 9], 9, 2) == [1, 9, 2, 3, 3, 9]
+    assert collapse_image_tokens([9, 9], 9, 1) == [9]
+    assert collapse_image_tokens([1, 9, 9, 9, 9, 2, 9, 9], 9, 3) == [1, 9, 9, 2, 9]  # two side by side
 
 
 def test_requests_describe_the_scored_distribution(engine: VLLMEngine) -> None:
@@ -76,12 +78,13 @@ def test_requests_describe_the_scored_distribution(engine: VLLMEngine) -> None:
         generations = engine.generate(some_prompts(3), some_images(3))
         asked = backend.requests
         likeliest = engine.generate(some_prompts(3), some_images(3), greedy=True)
-    assert [each.log_probs for each in likeliest] == [None] * 3
+    assert [each.logprobs for each in likeliest] == [None] * 3
     assert [g.ids.tolist() for g in generations] == [[70, engine.policy.eos_token_ids[0]]] * 3
     assert generations[0].logprobs.tolist() == [-1.0, -2.0]
     for request, image in zip(asked, some_images(3), strict=True):
         assert request.ids.count(engine.image_token) == 1
-        assert np.array_equal(request.image, image)
+        assert len(request.pictures) == 1
+        assert np.array_equal(request.pictures[0], image)
         sampling = request.sampling
         assert sampling["temperature"] == 0.7
         assert sampling["repetition_penalty"] == 1.1
@@ -91,6 +94,16 @@ def test_requests_describe_the_scored_distribution(engine: VLLMEngine) -> None:
         allowed[sampling["allowed_token_ids"]] = False
         assert torch.equal(allowed, engine.policy.suppressed)
     assert {each.sampling["temperature"] for each in backend.requests} == {0.0}
+
+
+def test_earlier_turns_bring_their_pictures(engine: VLLMEngine) -> None:
+    first, second = some_images(2)
+    prompt = Prompt("and now?", [Turn("what is this?", "a card", first)])
+    with engine.ready():
+        engine.generate([prompt], [second])
+    [request] = engine.backend.requests  # type: ignore[attr-defined]
+    assert request.ids.count(engine.image_token) == 2
+    assert [np.array_equal(*pair) for pair in zip(request.pictures, (first, second), strict=True)] == [True, True]
 
 
 def test_seeds_come_from_torchs_generator(engine: VLLMEngine) -> None:
@@ -125,6 +138,23 @@ def test_changed_weights_are_sent_before_anything_is_sampled(engine: VLLMEngine)
     assert len(set(backend.versions)) == 3
     engine.close()
     assert backend.closed
+
+
+def test_two_engines_share_one_vllm_and_each_gets_its_own_weights(engine: VLLMEngine) -> None:
+    other = copy.deepcopy(engine.model)
+    teacher = VLLMEngine(engine.policy, other, engine.backend, temperature=0.2, top_k=5)
+    backend, name = engine.backend, "model.language_model.norm.weight"
+    assert isinstance(backend, FakeBackend)
+    with torch.no_grad():
+        other.get_parameter(name).add_(1.0)
+    for turn in (engine, teacher, engine, teacher):
+        with turn.ready():
+            turn.generate(some_prompts(1), some_images(1))
+        assert torch.equal(backend.weights[name], turn.model.get_parameter(name))
+    assert (backend.requests[0].sampling["temperature"], backend.requests[0].sampling["top_k"]) == (0.2, 5)
+    with teacher.ready():
+        pass
+    assert len(backend.versions) == 4  # nobody else had it in between
 
 
 def test_another_prompt_than_the_scored_one_is_refused(engine: VLLMEngine) -> None:

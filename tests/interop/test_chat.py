@@ -24,14 +24,34 @@ def called(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
+# The templates of LLaVA 1.5 and SmolVLM, which know nothing of tools.
+LLAVA = """\
+{% for message in messages %}{% if message['role'] != 'system' %}{{ message['role'].upper() + ': '}}{% endif %}\
+{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\n' }}{% endfor %}\
+{% if message['role'] != 'assistant' %}\
+{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] + ' '}}{% endfor %}\
+{% else %}{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}\
+{% generation %}{{ content['text'] + ' '}}{% endgeneration %}{% endfor %}{% endif %}{% endfor %}\
+{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"""
+SMOLVLM = """\
+<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}\
+{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}\
+{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}\
+{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>
+{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"""
+
+
 @pytest.fixture(scope="module")
 def tiny() -> tuple[Any, Any]:
     return prepare_model(*load_policy("tiny"))
 
 
-@pytest.mark.parametrize("family", ["llava", "llava_next", "idefics3", "qwen2_5_vl"])
-def test_tool_calls_look_like_an_ordinary_conversation(tiny_vlm: Any, family: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "template"), [("llava", LLAVA), ("llava", SMOLVLM), ("llava_next", None), ("qwen2_5_vl", None)]
+)
+def test_tool_calls_look_like_an_ordinary_conversation(tiny_vlm: Any, family: str, template: str | None) -> None:
     model, processor = tiny_vlm(family)
+    processor.chat_template = template or processor.chat_template
     original = copy.deepcopy(processor)
     _, prepared = prepare_model(model, processor)
     assert supports_tool_calling(prepared)

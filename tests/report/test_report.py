@@ -151,6 +151,24 @@ def test_the_action_that_was_really_taken_is_shown(tmp_path):
     assert data["runs"][0]["episodes"][1]["steps"][1]["substitute"] is None
 
 
+def test_pictures_that_the_agent_saw_again_are_shown(tmp_path):
+    def rows(update):
+        return [row(update, step=n, history_turns=min(n, 3), history_images=min(n, 2)) for n in range(5)]
+
+    folder = write_run(tmp_path / "run", updates=1, rows=rows)
+    data, _ = embedded(write_report([folder]).read_text("utf-8"))
+    steps = data["runs"][0]["episodes"][0]["steps"]
+    own = [step["image"] for step in steps]
+    assert "turns" not in steps[0]
+    assert [step["turns"] for step in steps[1:]] == [1, 2, 3, 3]
+    assert [step["earlier"] for step in steps[1:]] == [own[:1], own[:2], own[1:3], own[2:4]]
+    # runs of earlier versions had none
+    (shard,) = (folder / "episodes").iterdir()
+    pq.write_table(pq.read_table(shard).drop_columns(["history_turns", "history_images"]), shard)
+    data, _ = embedded(write_report([folder]).read_text("utf-8"))
+    assert "earlier" not in data["runs"][0]["episodes"][0]["steps"][4]
+
+
 def test_the_shipped_model_has_its_name(tmp_path):
     folder = write_run(tmp_path / "run", updates=1)
     card = json.loads((folder / "run.json").read_text())
@@ -421,6 +439,7 @@ def test_bad_parquet_files_cost_themselves(tmp_path):
         {"env_index": -1},
         {"episode": None},
         {"step": None},
+        {"history_images": -1},
         {"tokens": ["a", None]},
         {"judgement": [{"part": None, "right": True}]},
         {"judgement": [{"part": "cards", "right": None}]},

@@ -347,6 +347,16 @@ def test_an_agent_of_another_task_is_not_evaluated_by_accident(fails: Any, no_tr
     assert f"{agent} was trained on ezpoints: set --task to that, or --any_task" in line
 
 
+def test_an_agent_is_not_evaluated_without_its_memory_by_accident(fails: Any, no_training: None, agent: Path) -> None:
+    line = fails("evaluate", "--task", "ezpoints", "--agents", agent, "--history_turns", "1")
+    assert f"{agent} was trained with 0 earlier turns in its prompts, 0 of them with pictures: set" in line
+    Manifest("ezpoints", {"history_turns": 2, "history_images": 1}, {}, {}, files={}).write(agent)
+    line = fails("evaluate", "--task", "ezpoints", "--agents", agent)
+    assert "set --history_turns 2 --history_images 1, or --any_task to play anyway." in line
+    line = fails("evaluate", "--task", "ezpoints", "--agents", agent, "--history_images", "1")
+    assert "Set history_turns to at least 1." in line
+
+
 def test_where_nothing_was_recorded_every_task_is_allowed() -> None:
     assert saved_task(tiny_llava.path()) is None
     assert saved_task("tiny") is None

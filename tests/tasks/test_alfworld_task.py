@@ -119,6 +119,12 @@ def test_prompt_has_what_the_player_may_know(task: ALFWorldTask) -> None:
     assert set(task.public_state(INFO)) == {"task", "previous_actions", "actions"}
 
 
+def test_an_earlier_prompt_leaves_out_what_was_for_its_own_step(task: ALFWorldTask) -> None:
+    earlier = task.earlier_prompt(None, INFO)
+    assert task.prompt(None, INFO).startswith(f"{earlier}\nYour last actions")
+    assert earlier.endswith("Your task: heat some mug and put it in cabinet")
+
+
 def test_prompt_shows_the_last_actions_only() -> None:
     info = {**INFO, "previous_actions": [f"go to cabinet {number}" for number in range(20)]}
     assert "actions: go to cabinet 18, go to cabinet 19\n" in ALFWorldTask(history=2).prompt(None, info)

@@ -35,6 +35,8 @@ def test_the_prompt_has_the_mission_and_what_the_picture_hides() -> None:
         assert prompt.startswith(
             "You are an agent in a grid world. Your mission: go to the red ball. You carry the ye"
         )
+        assert prompt.startswith(earlier := make_task("minigrid").earlier_prompt(None, INFO))
+        assert earlier.endswith("You carry the yellow key.")
     assert "out of sight" in partial
     assert '"facing": "..."' not in partial
     assert '"facing": "..."' in full

@@ -90,7 +90,11 @@ def question(request: CorrectionRequest, pictures: Iterable[Mapping[str, Any]]) 
         f"Now it was shown picture {number + 1} and told:" if content else "The agent was shown this picture and told:"
     )
     step = Turn(str(request.prompt), request.response.text)
-    return [*content, _told(now, step, "\nJudge the last response." if content else "\nJudge the response."), *parts]
+    return [
+        *content,
+        _told(now, step, "\nJudge the last response." if content else "\nJudge the response."),
+        *map(dict, parts),
+    ]
 
 
 def _told(intro: str, turn: Turn, end: str = "") -> dict[str, Any]:

@@ -6,10 +6,11 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 from torch import nn
 
 from ..tasks.contract import Contract
-from ..types import Generation, Pictures
+from ..types import Generation
 
 
 class Engine(Contract):
@@ -20,17 +21,17 @@ class Engine(Contract):
     """
 
     @abstractmethod
-    def generate(self, prompts: Sequence[str], images: Sequence[Pictures], greedy: bool = False) -> list[Generation]:
+    def generate(self, prompts: Sequence[str], images: Sequence[np.ndarray], greedy: bool = False) -> list[Generation]:
         """Generate one response per prompt and image, in order.
 
         Args:
             prompts: Each may be a [`Prompt`], with earlier turns of the chat. `policy.encoder` handles them;
                 `all_pictures` and `chat_messages` help an engine that builds its own requests.
-            images: uint8, (height, width, 3): the picture of this step, or a tuple of several.
+            images: uint8, (height, width, 3): the picture of this step.
             greedy: Take the most likely token instead of sampling.
         """
 
-    def prepare(self, prompts: Sequence[str], images: Sequence[Pictures]) -> None:
+    def prepare(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> None:
         """Do what can be done ahead for a later `generate` with these prompts and images, such as image processing.
 
         Optional, and called only with `GTRConfig.overlap`: from another thread, while `generate` runs with others.

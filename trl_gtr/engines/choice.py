@@ -10,6 +10,7 @@ from accelerate import Accelerator
 
 from ..config import GTRConfig
 from ..distributed.processes import Processes
+from ..policy.network import PolicyWithValue
 from ..policy.scoring import VLMPolicy
 from .base import Engine
 from .merged_weights import check_mergeable
@@ -47,21 +48,37 @@ def check_engine(args: GTRConfig) -> None:
             raise ValueError("`vllm_enable_sleep_mode` needs a GPU, and there is none here: leave it out.")
 
 
-def make_engine(
-    args: GTRConfig, policy: VLMPolicy, model: Any, accelerator: Accelerator, processes: Processes
-) -> Engine:
-    """The engine that the settings name."""
-    if args.engine == "transformers":
-        return TransformersEngine(policy, model, accelerator=accelerator)
-    bare = accelerator.unwrap_model(model).policy
-    check_mergeable(bare)  # before vLLM is started
-    backend: Backend
-    if args.vllm_mode == "server":
-        backend = VLLMServer(_connection(args), bare, processes, args.vllm_sync_dir)
-    else:
-        most = max(args.num_envs // processes.world_size, args.per_device_eval_batch_size)
-        backend = ColocatedVLLM(bare, policy.processor, args, most)
-    return VLLMEngine(policy, model, backend, accelerator=accelerator)
+class EngineMaker:
+    """Makes engines of the kind that the settings name. Those with vLLM share one.
+
+    Args:
+        args: The settings.
+        policy: Encodes prompts and defines the distribution to sample from.
+        accelerator: Has prepared the model in training.
+        processes: All processes of the run.
+    """
+
+    def __init__(self, args: GTRConfig, policy: VLMPolicy, accelerator: Accelerator, processes: Processes) -> None:
+        self.args, self.policy, self.accelerator, self.processes = args, policy, accelerator, processes
+        self._backend: Backend | None = None
+
+    def __call__(self, model: Any, *, temperature: float | None = None, top_k: int = 0) -> Engine:
+        """An engine that generates with this model: the one in training, or one with the same inputs."""
+        sampling: dict[str, Any] = {"accelerator": self.accelerator, "temperature": temperature, "top_k": top_k}
+        if self.args.engine == "transformers":
+            return TransformersEngine(self.policy, model, **sampling)
+        if self._backend is None:
+            bare = self.accelerator.unwrap_model(model)
+            self._backend = self._start(bare.policy if isinstance(bare, PolicyWithValue) else bare)
+        return VLLMEngine(self.policy, model, self._backend, **sampling)
+
+    def _start(self, model: Any) -> Backend:
+        args = self.args
+        check_mergeable(model)  # before vLLM is started
+        if args.vllm_mode == "server":
+            return VLLMServer(_connection(args), model, self.processes, args.vllm_sync_dir)
+        most = max(args.num_envs // self.processes.world_size, args.per_device_eval_batch_size)
+        return ColocatedVLLM(model, self.policy.processor, args, most)
 
 
 def _connection(args: GTRConfig) -> Connection:

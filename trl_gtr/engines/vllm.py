@@ -17,7 +17,7 @@ from trl.models.utils import unwrap_model_for_generation
 from ..policy.loading import image_token_id
 from ..policy.network import PolicyWithValue
 from ..policy.scoring import VLMPolicy
-from ..types import Generation
+from ..types import Generation, Pictures, all_pictures
 from .base import Engine
 from .merged_weights import check_mergeable, merged_weights
 from .vllm_requests import Backend, Request, check_sampled, collapse_image_tokens, sampling_arguments
@@ -36,6 +36,7 @@ class VLLMEngine(Engine):
         backend: The vLLM to use.
         accelerator: Gathers sharded weights; `None` for a plain model.
         temperature: For sampling; `None`: the policy's.
+        top_k: Sample from this many of the likeliest tokens; 0: from all, as the policy is scored.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class VLLMEngine(Engine):
         *,
         accelerator: Accelerator | None = None,
         temperature: float | None = None,
+        top_k: int = 0,
     ) -> None:
         self.policy, self.network, self.backend, self.accelerator = policy, model, backend, accelerator
         bare = model if accelerator is None else accelerator.unwrap_model(model)
@@ -55,7 +57,7 @@ class VLLMEngine(Engine):
         assert image_token is not None  # checked when the model was loaded
         self.image_token = image_token
         temperature = policy.temperature if temperature is None else temperature
-        self._sampling = {greedy: sampling_arguments(policy, temperature, greedy) for greedy in (True, False)}
+        self._sampling = {greedy: sampling_arguments(policy, temperature, greedy, top_k) for greedy in (True, False)}
         self._run, self._syncs, self._state_when_synced = uuid.uuid4().hex, 0, -1
 
     @property
@@ -65,8 +67,8 @@ class VLLMEngine(Engine):
 
     @contextmanager
     def ready(self) -> Iterator[None]:
-        """Send the weights if they have changed since they were last sent, or never were."""
-        if self._syncs == 0 or self._weights_state() != self._state_when_synced:
+        """Send the weights if they have changed since they were last sent, or vLLM has others."""
+        if self.backend.loaded != self.version or self._weights_state() != self._state_when_synced:
             self.sync(self.model)
         with self.backend.awake():
             yield
@@ -78,6 +80,7 @@ class VLLMEngine(Engine):
         with whole:
             self._syncs += 1
             self.backend.load(merged_weights(policy), self.version)
+            self.backend.loaded = self.version
         self._state_when_synced = self._weights_state()
 
     def _weights_state(self) -> int:
@@ -86,36 +89,41 @@ class VLLMEngine(Engine):
             return 0  # gathering modifies them too
         return sum(weight._version for weight in self.model.parameters())
 
-    def prepare(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> None:
+    def prepare(self, prompts: Sequence[str], images: Sequence[Pictures]) -> None:
         """Process and cache what scoring will need."""
         self.policy.encoder.prepare(prompts, images)
 
     @torch.no_grad()
-    def generate(self, prompts: Sequence[str], images: Sequence[np.ndarray], greedy: bool = False) -> list[Generation]:
+    def generate(self, prompts: Sequence[str], images: Sequence[Pictures], greedy: bool = False) -> list[Generation]:
         """Generate one response per prompt and image. Draws one seed per request from torch's global RNG, unless
         `greedy`."""
         expanded = self.prompt_ids(prompts, images)
-        sampled = self.backend.sample(self.requests(expanded, images, greedy), self.version)
+        pictures = [all_pictures(*each) for each in zip(prompts, images, strict=True)]
+        sampled = self.backend.sample(self.requests(expanded, pictures, greedy), self.version)
         check_sampled(expanded, sampled)
         # greedy ones' log-probs are at temperature 1, unlike those that are scored
         logprobs = [None if greedy else np.array(each.logprobs, np.float32) for each in sampled]
         ids = [np.array(each.ids, np.int64) for each in sampled]
         return [self.policy.read_generation(*each) for each in zip(ids, logprobs, strict=True)]
 
-    def prompt_ids(self, prompts: Sequence[str], images: Sequence[np.ndarray]) -> list[list[int]]:
+    def prompt_ids(self, prompts: Sequence[str], images: Sequence[Pictures]) -> list[list[int]]:
         """Each prompt as the learner scores it."""
         inputs = self.policy.encoder.encode(prompts, images)
         rows = zip(inputs["input_ids"], inputs["attention_mask"], strict=True)
         return [ids[mask.bool()].tolist() for ids, mask in rows]
 
     def requests(
-        self, prompt_ids: Sequence[list[int]], images: Sequence[np.ndarray], greedy: bool = False
+        self, prompt_ids: Sequence[list[int]], pictures: Sequence[tuple[np.ndarray, ...]], greedy: bool = False
     ) -> list[Request]:
         """What vLLM is asked for, with a new seed each."""
-        seeds = [None] * len(images) if greedy else torch.randint(2**62, (len(images),)).tolist()
+        seeds = [None] * len(pictures) if greedy else torch.randint(2**62, (len(pictures),)).tolist()
         return [
-            Request(collapse_image_tokens(ids, self.image_token), image, self._sampling[greedy] | {"seed": seed})
-            for ids, image, seed in zip(prompt_ids, images, seeds, strict=True)
+            Request(
+                collapse_image_tokens(ids, self.image_token, len(shown)),
+                shown,
+                self._sampling[greedy] | {"seed": seed},
+            )
+            for ids, shown, seed in zip(prompt_ids, pictures, seeds, strict=True)
         ]
 
     def close(self) -> None:

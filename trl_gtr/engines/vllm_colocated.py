@@ -57,7 +57,6 @@ class ColocatedVLLM(Backend):
                 worker_extension_cls=WORKER_EXTENSION,
                 generation_config="vllm",  # not the checkpoint's, which may hold a top_k
                 logprobs_mode="processed_logprobs",
-                limit_mm_per_prompt={"image": 1},
                 max_num_seqs=max_requests,
                 max_model_len=args.vllm_max_model_length,
                 gpu_memory_utilization=args.vllm_gpu_memory_utilization,
@@ -109,7 +108,10 @@ class ColocatedVLLM(Backend):
     def arguments(self, requests: Sequence[Request]) -> tuple[list[Any], list[Any]]:
         """Prompts and sampling parameters for vLLM's own `generate`."""
         prompts = [
-            {"prompt_token_ids": each.ids, "multi_modal_data": {"image": Image.fromarray(each.image)}}
+            {
+                "prompt_token_ids": each.ids,
+                "multi_modal_data": {"image": [Image.fromarray(picture) for picture in each.pictures]},
+            }
             for each in requests
         ]
         return prompts, [self._sampling_params(**each.sampling) for each in requests]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +19,9 @@ class Request(NamedTuple):
     """One response to sample."""
 
     ids: list[int]
-    """The prompt as vLLM wants it: one image token, which it expands itself."""
-    image: np.ndarray
-    """uint8, (height, width, 3)."""
+    """The prompt as vLLM wants it: one image token per picture, which it expands itself."""
+    pictures: tuple[np.ndarray, ...]
+    """uint8, (height, width, 3) each, in the prompt's order."""
     sampling: dict[str, Any]
     """Arguments of vLLM's `SamplingParams`."""
 
@@ -35,7 +36,10 @@ class Sampled(NamedTuple):
 
 
 class Backend(Contract):
-    """A vLLM, in this process or elsewhere."""
+    """A vLLM, in this process or elsewhere. Several engines may share it, with different weights in turn."""
+
+    loaded: str = ""
+    """The version that was sent last."""
 
     @abstractmethod
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: str) -> None:
@@ -55,18 +59,29 @@ class Backend(Contract):
         """Release memory and connections."""
 
 
-def collapse_image_tokens(ids: Sequence[int], image_token_id: int) -> list[int]:
-    """The prompt with each run of image tokens reduced to one. Given the whole run, vLLM would expand its first token
-    and keep the others."""
-    return [token for i, token in enumerate(ids) if token != image_token_id or i == 0 or ids[i - 1] != image_token_id]
+def collapse_image_tokens(ids: Sequence[int], image_token_id: int, pictures: int) -> list[int]:
+    """The prompt with one image token per picture. Given all of them, vLLM would expand the first and keep the others.
+
+    Each run of image tokens is one picture, unless there are fewer runs than pictures: then some are side by side, and
+    all are taken to have the same number of tokens. (`check_sampled` finds out if they don't.)
+    """
+    runs = [(token, len(list(run))) for token, run in groupby(ids)]
+    lengths = [length for token, length in runs if token == image_token_id]
+    each = None if len(lengths) == pictures else max(1, sum(lengths) // pictures)
+    collapsed = []
+    for token, length in runs:
+        if token == image_token_id:
+            length = 1 if each is None else max(1, length // each)
+        collapsed += [token] * length
+    return collapsed
 
 
-def sampling_arguments(policy: VLMPolicy, temperature: float, greedy: bool) -> dict[str, Any]:
+def sampling_arguments(policy: VLMPolicy, temperature: float, greedy: bool, top_k: int = 0) -> dict[str, Any]:
     """The distribution that the policy is scored under, as arguments of vLLM's `SamplingParams`."""
     return {
         "temperature": 0.0 if greedy else temperature,
         "top_p": 1.0,
-        "top_k": 0,
+        "top_k": top_k,
         "min_p": 0.0,
         "repetition_penalty": policy.repetition_penalty,
         "max_tokens": policy.max_completion_length,

@@ -29,7 +29,6 @@ def server_command(options: Sequence[str]) -> list[str]:
         *("--load-format", "dummy"),
         *("--generation-config", "vllm"),
         *("--logprobs-mode", "processed_logprobs"),
-        *("--limit-mm-per-prompt", '{"image": 1}'),
         *([] if torch.cuda.is_available() else _ON_CPU),
         *options,
     ]

@@ -182,7 +182,7 @@ class VLLMServer(Backend):
     def _ask(self, request: Request) -> Sampled:
         body = {
             "token_ids": request.ids,
-            "content_parts": [{"type": "image_url", "url": _data_url(request.image)}],
+            "content_parts": [{"type": "image_url", "url": _data_url(each)} for each in request.pictures],
             "sampling_params": request.sampling,
             "return_token_ids": True,
         }

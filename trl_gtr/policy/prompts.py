@@ -128,7 +128,9 @@ class PromptEncoder:
     def _features(self, prompts: Sequence[str], images: Sequence[Pictures]) -> tuple[list[Features], list[Features]]:
         """Tokens of each prompt and features of all images, in order, from the cache or newly processed."""
         samples = [Sample.of(prompt, image) for prompt, image in zip(prompts, images, strict=True)]
-        keys: list[ImageKey | TextKey] = [key for each in samples for key in (each.text_key, *each.image_keys)]
+        keys: list[ImageKey | TextKey] = []
+        for each in samples:
+            keys += [each.text_key, *each.image_keys]
         with self._cache_lock:
             found = {key: self._cache[key] for key in keys if key in self._cache}
         if any(key not in found for key in keys):

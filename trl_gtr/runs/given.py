@@ -15,8 +15,8 @@ from ..tasks.memory import check_history, fullest_prompt
 def check_given(args: object, task: object) -> tuple[GTRConfig, Task]:
     """The given settings and task; raises if they are something else, or can't go together."""
     settings, given = check_args(args), check_task_given(task)
-    check_engine(settings)
     check_memory(given, settings)
+    check_engine(settings)  # last: it may wait for a server
     return settings, given
 
 
@@ -42,6 +42,10 @@ def check_task_given(task: object) -> Task:
 def check_memory(task: Task, args: GTRConfig) -> None:
     """Raise a `ValueError` if the agent can't be shown so much of the past with these settings."""
     check_history(task)
+    if args.engine == "vllm" and task.history_images:
+        raise ValueError(
+            "engine='vllm' takes one picture a prompt: set `history_images` to 0, or use engine='transformers'."
+        )
     if args.one_batch_shape and task.history_images:
         raise ValueError(
             "`one_batch_shape` doesn't work with `history_images`: a prompt has one picture when an episode begins "
