@@ -21,6 +21,7 @@ from trl_gtr.engines.vllm import VLLMEngine
 from trl_gtr.engines.vllm_colocated import ColocatedVLLM
 from trl_gtr.policy.network import PolicyWithValue
 from trl_gtr.policy.scoring import VLMPolicy
+from trl_gtr.types import Prompt, Turn
 
 BATCH = 16
 PARTS = {
@@ -82,6 +83,12 @@ def exactness() -> dict[str, Any]:
     }
     found["mismatch"] = {name: sampled(make(**each)) for name, each in settings.items()}
     engine = make()
+    engine.sync(model)
+    turns = [
+        Prompt(prompt, [Turn("What is this?", "cards", image)]) for prompt, image in zip(prompts, images, strict=True)
+    ]
+    answers = engine.generate(turns, images)
+    found["mismatch"]["earlier turns"] = mismatch(engine.policy, model, turns, images, answers)
     found |= repeatability(engine, prompts, images) | greedy(engine, prompts, images)
     found["frequencies"] = frequencies(make(max_completion_length=1), prompts[0], images[0])
     found["synced"], found["stale"] = {}, {}

@@ -48,7 +48,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 class TestColocated:
     def test_samples_from_the_scored_distribution(self, found: Any) -> None:
-        assert len(found["mismatch"]) == 3
+        assert len(found["mismatch"]) == 4
         assert max(found["mismatch"].values()) < EXACT
 
     def test_greedy_responses_are_those_of_transformers(self, found: Any) -> None:
