@@ -9,6 +9,7 @@ import json
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,7 @@ def exactness() -> dict[str, Any]:
     answers = engine.generate(turns, images)
     found["mismatch"]["earlier turns"] = mismatch(engine.policy, model, turns, images, answers)
     found |= repeatability(engine, prompts, images) | greedy(engine, prompts, images)
+    found |= one_by_one(engine, prompts, images)
     found["frequencies"] = frequencies(make(max_completion_length=1), prompts[0], images[0])
     found["synced"], found["stale"] = {}, {}
     engine.sync(model)
@@ -103,6 +105,7 @@ def exactness() -> dict[str, Any]:
     base = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     lora = make(with_adapter(model))
     backend.load(base.items(), lora.version)
+    backend.loaded = lora.version
     found["stale"]["LoRA"] = sampled(lora, sync=False)
     found["synced"]["LoRA"] = sampled(lora)
     engine.close()
@@ -128,6 +131,18 @@ def repeatability(engine: VLLMEngine, prompts: Any, images: Any) -> dict[str, An
         torch.manual_seed(seed)
         runs.append([each.ids.tolist() for each in engine.generate(prompts, images)])
     return {"same seed, same ids": runs[0] == runs[1], "other seed, other ids": runs[0] != runs[2]}
+
+
+def one_by_one(engine: VLLMEngine, prompts: Any, images: Any) -> dict[str, Any]:
+    """Requests of their own, from many threads, twice in different orders."""
+    seeds = list(range(len(prompts)))
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        answers = list(pool.map(engine.respond, prompts, images, seeds))
+        backwards = list(pool.map(engine.respond, prompts[::-1], images[::-1], seeds[::-1]))[::-1]
+    return {
+        "one by one": mismatch(engine.policy, engine.model, prompts, images, answers),
+        "one by one, same ids": sum(a.ids.tolist() == b.ids.tolist() for a, b in zip(answers, backwards, strict=True)),
+    }
 
 
 def greedy(engine: VLLMEngine, prompts: Any, images: Any) -> dict[str, Any]:

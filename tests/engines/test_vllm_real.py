@@ -72,6 +72,10 @@ class TestColocated:
         assert found["other seed, other ids"]
         assert found["start leaves torch's generator alone"]
 
+    def test_requests_of_their_own_are_as_exact(self, found: Any) -> None:
+        assert found["one by one"] < EXACT
+        assert found["one by one, same ids"] == 16
+
     def test_two_runs_with_the_same_seed_are_the_same(self, tmp_path: Path) -> None:
         runs = measure("runs", tmp_path)
         logs = [
