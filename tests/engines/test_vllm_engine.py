@@ -45,6 +45,9 @@ class FakeBackend(Backend):
         ids = [70, self.policy.eos_token_ids[0]]
         return [Sampled(self.expand(each.ids), ids, [-1.0, -2.0]) for each in requests]
 
+    def sample_one(self, request: Request, version: str) -> Sampled:
+        return self.sample([request], version)[0]
+
     def expand(self, ids: list[int]) -> list[int]:
         return [t for token in ids for t in [token] * (self.image_tokens if token == self.image_token else 1)]
 
@@ -104,6 +107,18 @@ def test_earlier_turns_bring_their_pictures(engine: VLLMEngine) -> None:
     [request] = engine.backend.requests  # type: ignore[attr-defined]
     assert request.ids.count(engine.image_token) == 2
     assert [np.array_equal(*pair) for pair in zip(request.pictures, (first, second), strict=True)] == [True, True]
+
+
+def test_a_request_of_its_own_has_the_given_seed(engine: VLLMEngine) -> None:
+    [prompt], [image] = some_prompts(1), some_images(1)
+    with pytest.raises(RuntimeError, match="generate only within"):
+        engine.respond(prompt, image, 5)
+    with engine.ready():
+        generation = engine.respond(prompt, image, 5)
+    assert generation.logprobs is not None
+    assert generation.logprobs.tolist() == [-1.0, -2.0]
+    assert isinstance(engine.backend, FakeBackend)
+    assert engine.backend.requests[0].sampling["seed"] == 5
 
 
 def test_seeds_come_from_torchs_generator(engine: VLLMEngine) -> None:

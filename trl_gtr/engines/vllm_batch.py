@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from typing import Any, NamedTuple
-
-from ..correctors.background import DaemonPool
 
 
 class _Asked(NamedTuple):
@@ -30,7 +28,7 @@ class ContinuousBatch:
         self._asked: queue.SimpleQueue[_Asked] = queue.SimpleQueue()
         self._under_way: dict[str, Future[Any]] = {}
         self._numbers = count()
-        self._pool = DaemonPool(1, "vllm")  # its thread ends when there is nothing to do
+        self._pool = ThreadPoolExecutor(1, "vllm")
 
     def generate(self, prompt: Any, parameters: Any, check: Callable[[], None] = lambda: None) -> Any:
         """The finished output of one request. Thread-safe.

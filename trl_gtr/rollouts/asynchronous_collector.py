@@ -7,7 +7,6 @@ In lock-step, all environments wait for the longest response of a vector step. A
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
 from contextlib import nullcontext
 from itertools import count
@@ -127,5 +126,5 @@ class _Schedule:
         return len(self.played) - 1
 
 
-def _position(step: Transition) -> Sequence[int]:
+def _position(step: Transition) -> tuple[int, int]:
     return step.step, step.env_index
