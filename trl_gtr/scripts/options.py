@@ -25,6 +25,7 @@ _TRL_PPO = ("trl", "experimental/ppo/ppo_config.py", "PPOConfig")  # goes with d
 _OWN_PPO = ("trl_gtr", "distributed/ppo_own.py", "PPOConfig")  # if TRL has none
 _GTR = ("trl_gtr", "config.py", "GTRConfig")
 _ENGINE = ("trl_gtr", "distributed/engine_fields.py", "EngineFields")
+_ENVIRONMENTS = ("trl_gtr", "distributed/engine_fields.py", "EnvironmentFields")
 _TASK = ("trl_gtr", "scripts/arguments.py", "TaskArguments")
 _SCRIPT = ("trl_gtr", "scripts/train.py", "ScriptArguments")
 _MODEL = ("trl", "trainer/model_config.py", "ModelConfig")
@@ -64,7 +65,9 @@ def train_options() -> dict[str, Option]:
     inherited: dict[str, Option] = {}
     for source in (_TRAINING, _BASE, ppo):  # subclasses override inherited fields
         inherited |= _fields(*source, group="training")
-    own = _fields(*_GTR, group="training") | _fields(*_ENGINE, group="training")
+    own: dict[str, Option] = {}
+    for source in (_GTR, _ENGINE, _ENVIRONMENTS):
+        own |= _fields(*source, group="training")
     return script | model | own | corrector | {name: each for name, each in inherited.items() if name not in own}
 
 
