@@ -30,7 +30,7 @@ class FakeVLLM:
         fail: Callable[[str], int | None] = lambda path: None,
     ) -> None:
         self.config, self.expand, self.ids, self.fail = plain_config(model.config), expand, ids, fail
-        self.version, self.loads = "", 0
+        self.version, self.loads, self.busy = "", 0, 0
         self.posts: list[tuple[str, dict[str, Any]]] = []
         self.weights: dict[str, Any] = {}
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -61,8 +61,11 @@ class FakeVLLM:
             return {"results": [getattr(self, f"_{body['method']}")(*body["args"])]}
         if path == "/inference/v1/generate":
             content = [{"token_id": token, "logprob": -0.5} for token in self.ids]
-            choice = {"token_ids": self.ids, "logprobs": {"content": content}}
+            choice = {"token_ids": self.ids, "logprobs": {"content": content}, "finish_reason": "stop"}
             return {"prompt_token_ids": self.expand(body["token_ids"]), "choices": [choice]}
+        if path.startswith("/reset_prefix_cache"):
+            self.busy -= 1
+            return {"success": self.busy < 0}
         return None
 
     def _gtr_config(self) -> dict[str, Any]:

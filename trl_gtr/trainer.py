@@ -45,7 +45,7 @@ from .rollouts.all_ranks import collect_on_all_ranks, make_collector
 from .rollouts.clock import Clock
 from .runs.callbacks import GTRProgressCallback, logging_callbacks
 from .runs.checkpointer import GuideFiles, Part, RunCheckpointer, RunCounters
-from .runs.given import check_given, check_prompt_length
+from .runs.given import check_given, check_history_fits
 from .runs.hopeless import HopelessRunCallback
 from .runs.length import RunLength
 from .runs.manifest import describe_run
@@ -115,7 +115,7 @@ class GTRTrainer(PPOBridge):
         hidden_size = model.config.get_text_config().hidden_size
         value_head = ValueHead(hidden_size, args.value_head_sizes) if self.estimator.needs_values else None
         self.policy = VLMPolicy.from_settings(model, processing_class, args)
-        check_prompt_length(self.policy, self.collector)
+        check_history_fits(self.policy, self.collector, self.eval_task)
         given = {"callbacks": callbacks, "optimizers": optimizers, "peft_config": peft_config}
         super().__init__(args, model, value_head, processing_class, **given)
         self.processes = Processes(self.accelerator, args.ddp_timeout)
@@ -197,7 +197,8 @@ class GTRTrainer(PPOBridge):
                     self.progress.end()
                     with clock("guide"):
                         self.guide.after_update(self.trained.policy, means)
-                    self.engine.sync(self.trained.policy)
+                    with clock("sync"):
+                        self.engine.sync(self.trained.policy)
                     self._finish_update(rollout, experience, means, rollout.times | clock.seconds)  # 6. log, save
                     if self.stopper.stop_if_spent(self.state.global_step, rollout.stop_reason):
                         self.control.should_training_stop = True

@@ -65,8 +65,11 @@ def test_a_bad_request_fails_alone() -> None:
     assert batch.generate(1, None).finished
 
 
-def test_an_engine_that_breaks_fails_all_requests() -> None:
+@pytest.mark.parametrize("aborts", [True, False])
+def test_an_engine_that_breaks_fails_all_requests(aborts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = FakeEngine()
+    if not aborts:
+        monkeypatch.setattr(engine, "abort_request", lambda names: (engine.aborted.extend(names), 1 / 0))
     batch, engine.breaks = ContinuousBatch(engine), True
     with pytest.raises(RuntimeError, match="out of memory"):
         batch.generate(3, None)

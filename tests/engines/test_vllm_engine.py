@@ -6,16 +6,18 @@ import copy
 import importlib.util
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 from toy import ColourTask, quiet_config
 from vlms import some_images, some_prompts
 
 from trl_gtr import ExpertCorrector, GTRTrainer
-from trl_gtr.engines.choice import check_engine
+from trl_gtr.engines.choice import EngineMaker, check_engine
 from trl_gtr.engines.vllm import VLLMEngine
 from trl_gtr.engines.vllm_colocated import check_family
 from trl_gtr.engines.vllm_requests import Backend, Request, Sampled, check_sampled, collapse_image_tokens
@@ -170,6 +172,16 @@ def test_two_engines_share_one_vllm_and_each_gets_its_own_weights(engine: VLLMEn
     with teacher.ready():
         pass
     assert len(backend.versions) == 4  # nobody else had it in between
+
+
+def test_all_processes_name_their_versions_alike(engine: VLLMEngine, tmp_path: Path) -> None:
+    everybody: Any = SimpleNamespace(world_size=2, rank=1, gather=lambda own: ["first", own])
+    args = quiet_config(tmp_path, engine="vllm")
+    make = EngineMaker(args, engine.policy, Accelerator(cpu=True), everybody)
+    make._backend = engine.backend
+    made = make(engine.model)
+    assert isinstance(made, VLLMEngine)
+    assert made.version == "first-0"
 
 
 def test_another_prompt_than_the_scored_one_is_refused(engine: VLLMEngine) -> None:

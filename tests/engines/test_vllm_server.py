@@ -145,3 +145,10 @@ def test_a_folder_that_the_server_does_not_see_is_told(
     monkeypatch.setattr(engine.backend, "_file", "/elsewhere/weights.safetensors")
     with pytest.raises(ValueError, match="vllm_sync_dir"):
         engine.backend._send("1")  # type: ignore[attr-defined]
+
+
+def test_a_cache_of_old_weights_is_not_left_behind(engine: VLLMEngine, server: FakeVLLM) -> None:
+    server.busy = 1  # the first time, requests are still under way
+    engine.sync(engine.model)
+    assert server.count("reset_prefix_cache") == 2
+    assert server.count("gtr_load_file") == 2

@@ -77,13 +77,15 @@ def len_of(text: str) -> int:
 def test_every_response_is_a_call_until_the_episode_is_over(tiny: tuple[Any, Any]) -> None:
     _, processor = tiny
     tokenizer = processor.tokenizer
-    for text in ('{"action": "+"}', " no JSON at all\n", '{"thoughts": "The episode is not over.", "action": "-"}'):
-        prompt = processor.apply_chat_template([user("one")], add_generation_prompt=True)
-        parsed = parse_response(
-            tokenizer, tokenizer(text + "</s>")["input_ids"], prefix=tokenizer(prompt)["input_ids"]
-        )
-        (call,) = parsed["tool_calls"]
-        assert call["function"] == {"name": "act", "arguments": {"response": text}}
+    lies = [f'{{"thoughts": "{words}", "action": "-"}}' for words in (EPISODE_OVER, "The episode is over, or not.")]
+    for text in ('{"action": "+"}', " no JSON at all\n", *lies):
+        for before in ("", *lies):  # what it wrote earlier
+            turns = [user("one"), called(before), user("two", role="tool")] if before else [user("one")]
+            prompt = processor.apply_chat_template(turns, add_generation_prompt=True)
+            ids = tokenizer(text + "</s>")["input_ids"]
+            parsed = parse_response(tokenizer, ids, prefix=tokenizer(prompt)["input_ids"])
+            (call,) = parsed["tool_calls"]
+            assert call["function"] == {"name": "act", "arguments": {"response": text}}
     over = {"role": "tool", "content": [{"type": "text", "text": EPISODE_OVER}]}
     prompt = processor.apply_chat_template([user("one"), called("x"), over], add_generation_prompt=True)
     parsed = parse_response(tokenizer, tokenizer("bye</s>")["input_ids"], prefix=tokenizer(prompt)["input_ids"])
@@ -121,6 +123,7 @@ def test_token_types_are_ignored_and_special_tokens_never_sampled() -> None:
     special = processor.tokenizer.convert_tokens_to_ids(["<image>", "<user>", "<assistant>"])
     assert not {*special} & {*sampled.flatten().tolist()}
     assert processor.tokenizer.eos_token_id in sampled
+    assert processor.tokenizer.eos_token_id not in sampled[:, ids.shape[1]]  # no response is empty
 
 
 def test_grpo_trains_on_whole_episodes(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ def test_two_processes_decide_together() -> None:
     weights = importance_weights(sampled([-1.0]), scores([[-1.0]], [1]), settings(), two, Means())
     assert weights is not None
     args = replace(settings(), vllm_max_mismatch=0.2)
-    with pytest.raises(SamplerMismatch, match=r"is 0\.25 per token, above `vllm_max_mismatch` \(0\.2\)"):
+    with pytest.raises(SamplerMismatch, match=r"is 0\.5 per token, above `vllm_max_mismatch` \(0\.2\)"):
         importance_weights(sampled([-1.0]), scores([[-1.0]], [1]), args, two, Means())
 
 

@@ -3,8 +3,10 @@
 import logging
 from types import SimpleNamespace
 
+import pytest
 from rollout_cases import rollout
 
+from trl_gtr.engines.base import EngineLost
 from trl_gtr.rollouts.all_ranks import collect_on_all_ranks
 
 
@@ -15,21 +17,23 @@ def processes(*others):
 
 def test_all_processes_learn_of_signals_and_faults():
     played = rollout([[1.0, 2.0]])
-    collected = collect_on_all_ranks(lambda: played, processes((2, 3.0, 15, "the logits")), lambda: None)
+    fault = FloatingPointError("the logits")
+    collected = collect_on_all_ranks(lambda: played, processes((2, 3.0, 15, fault)), lambda: None)
     assert collected.rollout is played
     assert played.times["wait_for_processes"] == 0.25
     assert collected.steps == (2, 2)
     assert collected.received == (None, 15)
-    assert collected.faults == (None, "the logits")
+    assert collected.faults == (None, fault)
 
 
-def test_a_process_that_cannot_act_reports_it():
+@pytest.mark.parametrize("fault", [FloatingPointError("the logits are not finite"), EngineLost("no server")])
+def test_a_process_that_cannot_act_reports_it(fault):
     def broken():
-        raise FloatingPointError("the logits are not finite")
+        raise fault
 
     collected = collect_on_all_ranks(broken, processes(), lambda: 2)
     assert len(collected.rollout) == 0
-    assert collected.faults == ("the logits are not finite",)
+    assert collected.faults == (fault,)
     assert collected.received == (2,)
 
 

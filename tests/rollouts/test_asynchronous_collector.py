@@ -17,7 +17,7 @@ from toy import ColourTask, quiet_config
 
 from trl_gtr import ExpertCorrector, GTRTrainer, RolloutCollector
 from trl_gtr.rollouts.all_ranks import make_collector
-from trl_gtr.rollouts.asynchronous_collector import AsynchronousCollector
+from trl_gtr.rollouts.asynchronous_collector import MAX_LEAD, AsynchronousCollector
 from trl_gtr.storage.plain_data import fingerprint
 from trl_gtr.types import Generation
 
@@ -83,7 +83,7 @@ def test_seeds_depend_on_environment_and_step_alone() -> None:
 
 
 def test_nobody_waits_for_a_slow_response() -> None:
-    """Environment 0 is answered only when all others have played their whole rollout."""
+    """One environment is answered only when all others have played their whole rollout."""
     others_done = threading.Semaphore(0)
 
     class SlowForOne(Continuous):
@@ -92,12 +92,29 @@ def test_nobody_waits_for_a_slow_response() -> None:
                 others_done.release()
             elif not first:
                 first["thread"] = threading.current_thread()
-                assert all(others_done.acquire(timeout=20) for _ in range(3 * 6))
+                assert all(others_done.acquire(timeout=20) for _ in range(3 * MAX_LEAD))
             return say_red([prompt], [image])[0]
 
     first: dict[str, threading.Thread] = {}
-    rollout = AsynchronousCollector(ColourTask(length=3), num_envs=4, seed=0).collect(SlowForOne(say_red), 6)
-    assert [(t.step, t.env_index) for t in rollout.transitions] == [(s, e) for s in range(6) for e in range(4)]
+    rollout = AsynchronousCollector(ColourTask(length=3), num_envs=4, seed=0).collect(SlowForOne(say_red), MAX_LEAD)
+    assert [(t.step, t.env_index) for t in rollout.transitions] == [(s, e) for s in range(MAX_LEAD) for e in range(4)]
+
+
+def test_nobody_gets_far_ahead() -> None:
+    """While one environment waits for its first response, the others play `MAX_LEAD` steps and no more."""
+    asked, begun = threading.Semaphore(0), threading.Event()
+
+    class OneWaits(Continuous):
+        def respond(self, prompt: str, image: np.ndarray, seed: int) -> Generation:
+            if not begun.is_set():
+                begun.set()
+                assert all(asked.acquire(timeout=20) for _ in range(2 * MAX_LEAD))
+                assert not asked.acquire(timeout=0.3)
+            asked.release()
+            return say_red([prompt], [image])[0]
+
+    collector = AsynchronousCollector(ColourTask(length=3), num_envs=3, seed=0)
+    assert len(collector.collect(OneWaits(say_red), 3 * MAX_LEAD)) == 9 * MAX_LEAD
 
 
 def test_out_of_time_all_play_as_many_steps_as_the_fastest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def test_a_run_that_saves_nothing_says_so(make_stopper, caplog):
     stopper, done = make_stopper(saves=False)
     assert stopper.snapshot(2) is None
     with pytest.raises(FloatingPointError, match=r"logits are not finite \(process 1\)"):
-        stopper.stop_on_signal(2, [None, None], [None, "logits are not finite"])
+        stopper.stop_on_signal(2, [None, None], [None, FloatingPointError("logits are not finite")])
     assert done == ["end"]
     assert "Nothing was saved (save_strategy='no')" in caplog.text
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..tasks.base import Task
 from ..types import Correction, CorrectionRequest, Generation, Usage, all_pictures
 from .base import Corrector, failed
 from .openai.chat import Reply
@@ -88,6 +89,11 @@ class LocalCorrector(Corrector):
 
     def __repr__(self) -> str:
         return f"LocalCorrector({self.identity})"
+
+    def check(self, task: Task) -> None:
+        super().check(task)
+        if task.history_images:
+            self._engine.policy.encoder.check_history(with_images=True)
 
     def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:
         corrections: list[Correction] = []

@@ -13,6 +13,10 @@ from ..tasks.contract import Contract
 from ..types import Generation
 
 
+class EngineLost(ConnectionError):
+    """The engine doesn't generate any more, such as a server that is gone for good. The run is saved and ends."""
+
+
 class Engine(Contract):
     """Generates responses, in training and in evaluation.
 

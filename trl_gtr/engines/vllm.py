@@ -37,6 +37,7 @@ class VLLMEngine(Engine):
         accelerator: Gathers sharded weights; `None` for a plain model.
         temperature: For sampling; `None`: the policy's.
         top_k: Sample from this many of the likeliest tokens; 0: from all, as the policy is scored.
+        name: Begins the versions of this engine's weights; the same on all processes, other than any other engine's.
     """
 
     continuous = True
@@ -50,6 +51,7 @@ class VLLMEngine(Engine):
         accelerator: Accelerator | None = None,
         temperature: float | None = None,
         top_k: int = 0,
+        name: str | None = None,
     ) -> None:
         self.policy, self.network, self.backend, self.accelerator = policy, model, backend, accelerator
         bare = model if accelerator is None else accelerator.unwrap_model(model)
@@ -60,12 +62,12 @@ class VLLMEngine(Engine):
         self.image_token = image_token
         temperature = policy.temperature if temperature is None else temperature
         self._sampling = {greedy: sampling_arguments(policy, temperature, greedy, top_k) for greedy in (True, False)}
-        self._run, self._syncs, self._state_when_synced = uuid.uuid4().hex, 0, -1
+        self._name, self._syncs, self._state_when_synced = name or uuid.uuid4().hex, 0, -1
 
     @property
     def version(self) -> str:
-        """Of the weights to sample with: this run's, and how often they have been sent."""
-        return f"{self._run}-{self._syncs}"
+        """Of the weights to sample with: this engine's, and how often they have been sent."""
+        return f"{self._name}-{self._syncs}"
 
     @contextmanager
     def ready(self) -> Iterator[None]:

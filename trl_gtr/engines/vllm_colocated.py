@@ -54,7 +54,7 @@ class ColocatedVLLM(Backend):
             self.llm: Any = vllm.LLM(
                 model=folder,
                 load_format="dummy",  # the weights come from the learner
-                dtype="bfloat16" if args.bf16 else str(base.dtype).removeprefix("torch."),
+                dtype="bfloat16" if args.bf16 else "float16" if args.fp16 else str(base.dtype).removeprefix("torch."),
                 worker_extension_cls=WORKER_EXTENSION,
                 generation_config="vllm",  # not the checkpoint's, which may hold a top_k
                 logprobs_mode="processed_logprobs",
@@ -96,7 +96,8 @@ class ColocatedVLLM(Backend):
             with tempfile.TemporaryDirectory(dir=sync_folder(None)) as folder:
                 path = write_weights(weights, Path(folder) / "weights.safetensors")
                 self.llm.collective_rpc("gtr_load_file", args=(str(path), version))
-        self.llm.reset_prefix_cache()
+        if not self.llm.reset_prefix_cache():
+            raise RuntimeError("vLLM's prefix cache, from the old weights, could not be emptied.")
         self.llm.llm_engine.reset_mm_cache()
         self.llm.llm_engine.reset_encoder_cache()
 
@@ -141,6 +142,7 @@ class ColocatedVLLM(Backend):
             return
         from vllm.distributed import parallel_state
 
+        self._batch.close()
         self.llm.llm_engine.engine_core.shutdown()
         self.llm = None
         if self._owns_group:
@@ -150,6 +152,8 @@ class ColocatedVLLM(Backend):
 
 def _read(answer: Any) -> Sampled:
     [output] = answer.outputs
+    if output.finish_reason not in ("stop", "length"):
+        raise RuntimeError(f"vLLM ended a response with {output.finish_reason!r}.")
     ids = list(output.token_ids)
     logprobs = [each[token].logprob for token, each in zip(ids, output.logprobs, strict=True)]
     return Sampled(list(answer.prompt_token_ids), ids, logprobs)

@@ -28,6 +28,7 @@ def server_command(options: Sequence[str]) -> list[str]:
         "--enable-scale-out",  # the route that takes and returns token ids
         *("--load-format", "dummy"),
         *("--generation-config", "vllm"),
+        *("--host", "127.0.0.1"),  # the routes that take weights are for this machine, unless the user says otherwise
         *("--logprobs-mode", "processed_logprobs"),
         *([] if torch.cuda.is_available() else _ON_CPU),
         *options,

@@ -24,6 +24,7 @@ import torch
 from PIL import Image
 
 from ..distributed.processes import Processes
+from .base import EngineLost
 from .vllm_requests import Backend, Request, Sampled
 from .vllm_weight_files import sync_folder, write_weights
 from .vllm_worker import plain_config
@@ -34,6 +35,7 @@ START_COMMAND = "python -m trl_gtr.engines.vllm_serve --model <the run's model>"
 _ATTEMPTS = 3
 _POLL = 0.5  # seconds
 _MAX_CONNECTIONS = 256
+_WITHOUT_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class ServerLost(ConnectionError):
@@ -59,7 +61,7 @@ class Connection:
 
     def _open(self, request: Any, timeout: float) -> Any:
         try:
-            with urllib.request.urlopen(request, timeout=timeout) as answer:
+            with _WITHOUT_PROXY.open(request, timeout=timeout) as answer:
                 text = answer.read()
         except urllib.error.HTTPError as error:
             words = error.read().decode(errors="replace")[:500]
@@ -72,17 +74,25 @@ class Connection:
 
     def wait(self) -> None:
         """Wait until the server is up; raise after `timeout` seconds."""
-        end = time.monotonic() + self.timeout
+        end, told = time.monotonic() + self.timeout, False
         while True:
             try:
                 self._open(f"{self.base_url}/health", min(10.0, self.timeout))
                 return
             except (ServerLost, ValueError) as error:
                 if time.monotonic() > end:
-                    raise ConnectionError(
+                    raise EngineLost(
                         f"There is no vLLM server at {self.base_url} ({error}), waited {self.timeout:g} s. Start one "
                         f"(`{START_COMMAND}`), set `vllm_base_url`, or raise `vllm_server_timeout`."
                     ) from error
+                if not told:
+                    told = True
+                    logger.warning(
+                        "Waiting up to %g s for a vLLM server at %s. Start one: %s",
+                        self.timeout,
+                        self.base_url,
+                        START_COMMAND,
+                    )
             time.sleep(_POLL)
 
     def call(self, method: str, *args: str) -> Any:
@@ -149,7 +159,7 @@ class VLLMServer(Backend):
         self._file = str(write_weights(weights, Path(self._scratch.name) / f"{version}.safetensors"))
         self._until_answered(lambda: self._send(version))
         if old:
-            Path(old).unlink()
+            Path(old).unlink(missing_ok=True)
 
     def sample(self, requests: Sequence[Request], version: str) -> list[Sampled]:
         return self._until_answered(lambda: self._sample(requests, version))
@@ -181,7 +191,9 @@ class VLLMServer(Backend):
                     "process share."
                 ) from error
             raise
-        for cache in ("prefix", "mm", "encoder"):
+        if not self.connection.post("/reset_prefix_cache?reset_running_requests=true")["success"]:
+            raise ServerLost("its prefix cache, from the old weights, could not be emptied")
+        for cache in ("mm", "encoder"):
             self.connection.post(f"/reset_{cache}_cache")
         return state
 
@@ -194,6 +206,8 @@ class VLLMServer(Backend):
         }
         answer = self.connection.post("/inference/v1/generate", body)
         [choice] = answer["choices"]
+        if choice["finish_reason"] not in ("stop", "length"):
+            raise ServerLost(f"it ended a response with {choice['finish_reason']!r}")
         logprobs = [each["logprob"] for each in choice["logprobs"]["content"]]
         return Sampled(answer["prompt_token_ids"], choice["token_ids"], logprobs)
 
@@ -204,7 +218,7 @@ class VLLMServer(Backend):
                 return ask()
             except ServerLost as error:
                 if attempt == _ATTEMPTS:
-                    raise ConnectionError(
+                    raise EngineLost(
                         f"The vLLM server at {self.connection.base_url} failed {_ATTEMPTS} times in a row: {error}"
                     ) from error
                 logger.warning("The vLLM server doesn't answer (%s); waiting for it.", error)

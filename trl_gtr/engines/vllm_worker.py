@@ -7,6 +7,7 @@ dependencies. So it imports only torch, safetensors and vLLM.
 from __future__ import annotations
 
 import hashlib
+import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -22,14 +23,16 @@ class WeightReceiver:
 
     gtr_version = ""
     """Of the weights in use; empty until the first have arrived, and while new ones are being loaded."""
+    gtr_process = uuid.uuid4().hex
+    """Differs after a restart."""
     gtr_loads = 0
-    """Times that weights were loaded: if it is the same before and after, nothing was loaded in between."""
+    """Times that other weights were loaded: if it is the same before and after, none were loaded in between."""
 
     model_runner: Any
 
     def gtr_state(self) -> dict[str, Any]:
         """Which weights are in use."""
-        return {"version": self.gtr_version, "loads": self.gtr_loads}
+        return {"version": self.gtr_version, "loads": self.gtr_loads, "process": self.gtr_process}
 
     def gtr_config(self) -> dict[str, Any]:
         """The config of the model that is served, to compare with the learner's."""
@@ -46,13 +49,13 @@ class WeightReceiver:
 
         model = self.model_runner.get_model()
         own = dict(model.named_parameters())
-        self.gtr_version, sent = "", Checksums()
+        before, self.gtr_version, sent = self.gtr_version, "", Checksums()
         self.model_runner.reload_weights(weights_iterator=renamed(sent.watch(weights), own))
         for module in model.modules():
             if isinstance(module, ParallelLMHead):  # on a CPU a tied head has a packed copy of the embeddings
                 module.quant_method.process_weights_after_loading(module)
         sent.check(model.named_parameters())
-        self.gtr_version, self.gtr_loads = version, self.gtr_loads + 1
+        self.gtr_version, self.gtr_loads = version, self.gtr_loads + (version != before)
         return self.gtr_state()
 
 

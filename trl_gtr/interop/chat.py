@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 from typing import Any
 
 from transformers import PreTrainedModel, ProcessorMixin
@@ -43,7 +44,8 @@ def prepare_model(model: PreTrainedModel, processor: ProcessorMixin) -> tuple[Pr
 
     - The chat template shows the model an ordinary conversation: each observation is a user turn, each response an
       assistant turn. A response is parsed as a call of the tool `act`.
-    - The model never samples special tokens such as `<image>`, which would break the next forward pass.
+    - The model never samples special tokens such as `<image>`, which would break the next forward pass, and never an
+      empty response.
     - The model ignores `token_type_ids`, which TRL passes along with pictures although LLaVA has no use for them.
 
     Raises a `ValueError` if the chat template can't render such conversations.
@@ -59,10 +61,12 @@ def prepare_model(model: PreTrainedModel, processor: ProcessorMixin) -> tuple[Pr
         processor.chat_template = PRELUDE + template
     _check_turns(processor)
     tokenizer = processor.tokenizer
-    tokenizer.response_template = _response_template(tokenizer.eos_token)
+    ends = eos_token_ids(model, tokenizer)
+    tokenizer.response_template = _response_template(processor, [tokenizer.decode([token]) for token in ends])
     _ignore_token_types(model)
-    ids = suppressed_tokens(model, processor, eos_token_ids(model, tokenizer)).nonzero().flatten()
-    model.generation_config.suppress_tokens = ids.tolist()
+    model.generation_config.suppress_tokens = suppressed_tokens(model, processor, ends).nonzero().flatten().tolist()
+    # An empty response would be no call, so it would end the episode.
+    model.generation_config.begin_suppress_tokens = list(ends)
     return model, processor
 
 
@@ -88,16 +92,24 @@ def _check_turns(processor: Any) -> None:
         raise ValueError(f"The chat template of {name} doesn't render the picture of every turn. {remedy}")
 
 
-def _response_template(eos_token: str) -> dict[str, Any]:
-    """How TRL parses a response: all of its text is one call of `act`, unless the episode is over."""
+def _response_template(processor: Any, ends: list[str]) -> dict[str, Any]:
+    """How TRL parses a response: all of its text is one call of `act`, unless the episode is over.
+
+    Args:
+        ends: The texts that end a response.
+    """
+    over = {"role": "tool", "content": [{"type": "text", "text": EPISODE_OVER}]}
+    rendered = processor.apply_chat_template([over], tokenize=False, add_generation_prompt=True)
+    # With what the template puts after it, and at the end, so that no response can pass for it.
+    mark = EPISODE_OVER + rendered.rpartition(EPISODE_OVER)[2]
     call = {"type": "function", "function": {"name": "act", "arguments": {"response": "{content}"}}}
     return {
         "defaults": {"role": "assistant"},
         # Of the prompt, the parser sees only the last result, and only if that ends the episode.
-        "start_anchor_pattern": rf"\A.*?(?={EPISODE_OVER}|\Z)",
+        "start_anchor_pattern": rf"\A.*?(?={re.escape(mark)}\Z|\Z)",
         "fields": {
-            "tool_calls": {"close": eos_token, "repeats": True, "content_args": {"strip": False}, "transform": call},
-            "content": {"open": EPISODE_OVER},
+            "tool_calls": {"close": ends, "repeats": True, "content_args": {"strip": False}, "transform": call},
+            "content": {"open": mark},
         },
     }
 

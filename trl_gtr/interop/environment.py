@@ -102,7 +102,7 @@ def episodes(count: int, first: int = 0) -> Dataset:
         first: Number of the first episode; begin an evaluation's rows where the training's end.
     """
     numbers = list(range(first, first + count))
-    return Dataset.from_dict({"prompt": [[{"role": "user", "content": ""}]] * count, "episode": numbers})
+    return Dataset.from_dict({"prompt": [[{"role": "user", "content": []}]] * count, "episode": numbers})
 
 
 def success(environments: Sequence[TaskEnvironment], **kwargs: Any) -> list[float]:

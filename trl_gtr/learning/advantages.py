@@ -240,8 +240,8 @@ def _is_whole(episode: Sequence[Transition]) -> bool:
 
 
 def _state(step: Transition) -> tuple[str, tuple[int, ...], bytes]:
-    """Equal for steps in which the agent saw the same: prompt and image."""
-    return step.prompt, step.image.shape, hashlib.blake2b(step.image.tobytes()).digest()
+    """Equal for steps with the same prompt and image. Earlier turns of the chat are not compared."""
+    return str(step.prompt), step.image.shape, hashlib.blake2b(step.image.tobytes()).digest()
 
 
 def _refuse(args: GTRConfig, names: Sequence[str], reason: str) -> None:

@@ -49,11 +49,13 @@ def importance_weights(
         means.add("sampler/difference", apart)
         means.maximum("sampler/max_difference", float(apart.max()))
         means.add("sampler/kl", kl)
-    tokens, apart_sum, kl_sum = (sum(each) for each in zip(*processes.gather(own), strict=True))
-    if not tokens:
+    everybody = [each for each in processes.gather(own) if each[0]]
+    if not everybody:
         return None
-    check_mismatch(kl_sum / tokens, args.vllm_max_mismatch)
-    exact = apart_sum / tokens <= args.vllm_importance_sampling_threshold
+    for tokens, _, kl_sum in everybody:  # each process may have an engine of its own
+        check_mismatch(kl_sum / tokens, args.vllm_max_mismatch)
+    apart_mean = sum(apart for _, apart, _ in everybody) / sum(tokens for tokens, _, _ in everybody)
+    exact = apart_mean <= args.vllm_importance_sampling_threshold
     if difference is None or exact or not args.vllm_importance_sampling_correction:
         return None
     by_token = args.vllm_importance_sampling_mode == "token_truncate"

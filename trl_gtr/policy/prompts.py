@@ -106,7 +106,7 @@ class PromptEncoder:
         try:
             text = chat(self.processor, chatted, len(images))
             places = [text.find(words) for words in (turn.prompt, turn.response, str(chatted))]
-        except TemplateError as error:
+        except (TemplateError, TypeError) as error:
             raise ValueError(f"The chat template takes no earlier turns: {error}. {remedy}") from error
         if places != sorted(places) or places[0] < 0:
             raise ValueError(f"The chat template leaves out earlier turns. {remedy}")

@@ -12,6 +12,7 @@ from accelerate import PartialState
 from ..config import GTRConfig
 from ..correctors.base import Corrector
 from ..distributed.processes import Processes
+from ..engines.base import EngineLost
 from ..tasks.base import Task
 from ..types import Rollout
 from .asynchronous_collector import AsynchronousCollector
@@ -33,7 +34,7 @@ class Collected(NamedTuple):
     seconds: Sequence[float]
     received: Sequence[int | None]
     """The signal each process received, if any."""
-    faults: Sequence[str | None]
+    faults: Sequence[Exception | None]
     """Why a process failed to act, if it did."""
 
     def warn_of_late(self, planned: int) -> None:
@@ -54,16 +55,17 @@ def collect_on_all_ranks(
     """Call `collect` on every process and wait for all.
 
     Args:
-        collect: Plays this process's environments. A `FloatingPointError` (non-finite logits) is reported rather than
-            raised, because the other processes would wait.
+        collect: Plays this process's environments. A `FloatingPointError` (non-finite logits) or `EngineLost` is
+            reported rather than raised, because the other processes would wait.
         processes: All processes of the run.
         received: Returns the signal that this process has received, if any.
     """
-    start, rollout, fault = time.perf_counter(), Rollout([], [], [], []), None
+    start, rollout = time.perf_counter(), Rollout([], [], [], [])
+    fault: Exception | None = None
     try:
         rollout = collect()
-    except FloatingPointError as error:
-        fault = str(error)
+    except (FloatingPointError, EngineLost) as error:
+        fault = error.with_traceback(None)
     seconds = time.perf_counter() - start
     rollout.times["wait_for_processes"] = processes.barrier("collection")
     reports = processes.gather((len(rollout), seconds, received(), fault))

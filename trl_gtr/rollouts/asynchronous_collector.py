@@ -21,6 +21,9 @@ from ..tasks.base import Task
 from ..types import Rollout, Transition
 from .collector import Answers, Collection, Part, RolloutCollector
 
+MAX_LEAD = 4
+"""Steps by which an environment may be ahead of the slowest, which has to catch up when time is up."""
+
 
 class AsynchronousCollector(RolloutCollector):
     """Collects the same rollouts as `RolloutCollector`, without waiting for all environments at every step.
@@ -48,7 +51,7 @@ class AsynchronousCollector(RolloutCollector):
                 "`asynchronous` out, or use engine='vllm'."
             )
         run.progress.begin("collect", steps * self.num_envs, "step")
-        schedule = _Schedule(run, steps)
+        schedule = _Schedule(run, steps, self.num_envs)
         with run.clock("generate"):  # environments step in the meantime
             games = [self.background.submit(self._play_alone, run, schedule, part) for part in self.parts]
             wait(games, return_when=FIRST_EXCEPTION)
@@ -62,7 +65,7 @@ class AsynchronousCollector(RolloutCollector):
         """In the background: one environment's part of the rollout."""
         [i] = part.places
         for step in count():
-            if not schedule.begins(step):
+            if not schedule.begins(i, step):
                 return
             [prompt] = self._prompts(part.places)
             generation = run.engine.respond(prompt, self.images[i], schedule.seed(self.first_index + i, step))
@@ -91,20 +94,26 @@ class AsynchronousCollector(RolloutCollector):
 class _Schedule:
     """How far each environment may play, and what has been played. Thread-safe but for `reserve` and `played`."""
 
-    def __init__(self, run: Collection, steps: int) -> None:
+    def __init__(self, run: Collection, steps: int, num_envs: int) -> None:
         self.run, self._limit, self._begun = run, steps, 0
-        self._lock = threading.Lock()
+        self._steps = [0] * num_envs
+        """That each environment has played."""
+        self._moved = threading.Condition()
         self._seed = int(torch.randint(2**62, ()))
         self.played: list[Any] = []
         """Transitions in the order in which their corrections were requested; `None` while one is under way."""
 
-    def begins(self, step: int) -> bool:
+    def begins(self, env: int, step: int) -> bool:
         """Whether an environment begins this step. Out of time, all still play as many steps as the fastest has."""
-        with self._lock:
+        with self._moved:
+            self._steps[env] = step
+            self._moved.notify_all()
+            self._moved.wait_for(lambda: step >= self._limit or step - min(self._steps) < MAX_LEAD)
             if self.run.stopped():
                 self._limit = 0
             elif self.run.is_over(begun=step > 0):
                 self._limit = min(self._limit, self._begun)
+                self._moved.notify_all()
             if step >= self._limit:
                 return False
             self._begun = max(self._begun, step + 1)
@@ -112,8 +121,9 @@ class _Schedule:
 
     def end(self) -> None:
         """Begin no more steps."""
-        with self._lock:
+        with self._moved:
             self._limit = 0
+            self._moved.notify_all()
 
     def seed(self, env_index: int, step: int) -> int:
         """For sampling the response of this environment and step."""

@@ -27,7 +27,7 @@ from ..types import Cancellation, CorrectionRequest, Generation, Response, Rollo
 from .clock import Clock
 from .pending_corrections import PendingCorrections
 from .playing import Choice, PlayingRules
-from .replay import LocalVectorEnv
+from .replay import RESTARTED, LocalVectorEnv
 from .vector_envs import AUTO, Vectorization, make_vector_env, unpack_infos
 from .workers import WorkerVectorEnv
 
@@ -279,6 +279,8 @@ class RolloutCollector:
         if isinstance(space, gym.spaces.Discrete):
             actions = np.array(actions)
         before = [(self.images[i], self.infos[i]) for i in part.places]
+        for i, seen, response in zip(part.places, before, answers.responses, strict=True):
+            self.memories[i].add(*seen, response.text)  # now, because some environments change what they returned
         observations, rewards, terminated, truncated, vector_infos = part.envs.step(actions)
         self._observe(part, observations, vector_infos)
         played = []
@@ -287,7 +289,6 @@ class RolloutCollector:
             final_image = self.infos[i].pop("final_obs", None)
             ended = bool(terminated[place] or truncated[place])
             bootstrap = bool(truncated[place]) and not terminated[place] and (final_info or {}).get("bootstrap", True)
-            self.memories[i].add(*before[place], response.text)
             played.append(
                 self._record(
                     i,
@@ -408,7 +409,10 @@ class RolloutCollector:
             rng.bit_generator.state = random
         self.episodes, self.ended = [list(episode) for episode in state["episodes"]], list(state["ended"])
         for i, memory in enumerate(self.memories):
-            memory.turns = state["memories"][i] if "memories" in state else ()
+            memory.restore(state["memories"][i] if "memories" in state else ())
+            if self.infos[i].pop(RESTARTED, False):
+                self.episodes[i] = []
+                memory.clear()
         self._rewound = None
 
     def rewind(self, state: dict[str, Any]) -> None:

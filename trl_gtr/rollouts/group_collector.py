@@ -145,6 +145,8 @@ class GroupCollector(RolloutCollector):
             self.rules.choose(response, self.infos[i], vector_env.single_action_space, self.rngs[i])
             for i, response in zip(envs, answers.responses, strict=True)
         ]
+        for i, response in zip(envs, answers.responses, strict=True):
+            self.memories[i].add(self.images[i], self.infos[i], response.text)  # before the step may change them
         results = vector_env.step_some({i: choice.action for i, choice in zip(envs, chosen, strict=True)})
         transitions = []
         for i, prompt, generation, response, choice in zip(envs, *answers, chosen, strict=True):
@@ -164,7 +166,6 @@ class GroupCollector(RolloutCollector):
             )
             transitions.append(transition)
             self.episodes[i].append(self._without_images(transition))
-            self.memories[i].add(self.images[i], self.infos[i], response.text)
             self.images[i], self.infos[i] = np.array(observation), info
             self.active[i] = not (terminated or truncated)
             self.played[i] += 1

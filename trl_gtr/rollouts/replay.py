@@ -20,6 +20,8 @@ from gymnasium.vector.utils import concatenate
 
 from ..storage.plain_data import fingerprint
 
+RESTARTED = "restarted"
+"""In the info of an episode that could not be replayed, so that another one began."""
 _MAX_TEST_RESTORES = 16
 _REMEDY = (
     "An episode must be fully determined by its seed and actions: draw random numbers from `self.np_random` only, and "
@@ -87,7 +89,8 @@ class Replayable(gym.Wrapper):
             if exact:
                 raise ValueError(f"{self.env} can't replay its episode: {error!r}. {_REMEDY}") from error
             warnings.warn(f"{self.env} can't replay its episode and starts a new one: {error!r}", stacklevel=2)
-            return self.reset()
+            observation, info = self.reset()
+            return observation, {**info, RESTARTED: True}
         outcome = self._outcome()
         differing = [name for name in outcome if outcome[name] != state["outcome"][name]]
         if differing:

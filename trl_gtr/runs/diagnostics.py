@@ -163,7 +163,7 @@ def _share(flags: Sequence[bool]) -> float:
 
 
 class _State:
-    """What the agent saw: image and prompt.
+    """What the agent saw in this step: image and prompt, without the turns before.
 
     Compared on demand rather than hashed: the prompt usually decides, and hashing 512 images takes longer than all
     the metrics together.

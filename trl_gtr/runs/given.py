@@ -49,7 +49,15 @@ def check_memory(task: Task, args: GTRConfig) -> None:
         )
 
 
-def check_prompt_length(policy: VLMPolicy, collector: RolloutCollector) -> None:
-    """Raise a `ValueError` if the model can't be shown as much of the past as the task asks for."""
-    image, info = collector.images[0], collector.infos[0]
-    policy.check_history(fullest_prompt(collector.task, image, info), image)
+def check_history_fits(policy: VLMPolicy, collector: RolloutCollector, eval_task: Task) -> None:
+    """Raise a `ValueError` if the model can't be shown as much of the past as the tasks ask for.
+
+    The length of prompts is estimated from the training task's first states.
+    """
+    if collector.task.history_turns:
+        firsts = list(zip(collector.images, collector.infos, strict=True))
+        image, info = max(firsts, key=lambda first: len(collector.task.prompt(*first)))
+        policy.check_history(fullest_prompt(collector.task, image, info), image)
+    if eval_task.history_turns:
+        check_history(eval_task)
+        policy.encoder.check_history(with_images=eval_task.history_images > 0)

@@ -164,9 +164,11 @@ def describe_run(
     base = Path(lora.get("base_model_name_or_path") or "").name
     if base.startswith(SAVED_BASE):
         lora["base_model_name_or_path"] = base  # a base saved with the run: its name survives moving the run
+    options = {name: value for name, value in _plain(vars(task)).items() if name[0] != "_"}
+    history = {"history_turns": task.history_turns, "history_images": task.history_images}  # maybe of its class
     return Manifest(
         task=task.name,
-        task_options={name: value for name, value in _plain(vars(task)).items() if name[0] != "_"},
+        task_options=options | {name: value for name, value in history.items() if value},
         settings={
             "guide": type(guide).__name__,
             **{f"guide.{name}": value for name, value in guide.settings().items()},

@@ -63,7 +63,7 @@ class RunStopper:
         self,
         step: int,
         received: Sequence[int | None],
-        faults: Sequence[str | None] = (),
+        faults: Sequence[Exception | None] = (),
         before: Snapshot | None = None,
     ) -> None:
         """If any process has received a signal or can't act, save the state after update `step` and exit.
@@ -75,14 +75,14 @@ class RunStopper:
             before: The state before the abandoned rollout.
         """
         number = next((each for each in received if each is not None), None)
-        fault = next((f"{each} (process {rank})" for rank, each in enumerate(faults) if each), None)
+        fault = next((type(each)(f"{each} (process {rank})") for rank, each in enumerate(faults) if each), None)
         if number is None and fault is None:
             return
         self._rewind(before)
-        self._save_and_log(step, fault or f"{signal.Signals(number or 0).name} received")
+        self._save_and_log(step, str(fault or f"{signal.Signals(number or 0).name} received"))
         self._end()
         if fault is not None:
-            raise FloatingPointError(fault)
+            raise fault
         raise SystemExit(128 + (number or 0))  # the exit code schedulers expect
 
     def abandon_rollout(self, step: int, error: Exception, before: Snapshot | None) -> NoReturn:

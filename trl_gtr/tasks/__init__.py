@@ -62,10 +62,11 @@ def make_task(name: str, **options: Any) -> Task:
         raise ValueError(f"Task {name!r} needs the option {', '.join(missing)}.")
     history = {key: options.pop(key) for key in HISTORY if key in options and key not in _parameters(factory)}
     task = factory(**options)
-    if any(history.values()):
-        for key, value in history.items():
+    changed = {key: value for key, value in history.items() if value != getattr(task, key)}
+    if changed:
+        for key, value in changed.items():
             setattr(task, key, value)
-        task.options = {**task.options, **history}
+        task.options = {**task.options, **changed}
         check_history(task)
     return task
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,15 +33,18 @@ class Memory:
 
     def add(self, image: np.ndarray, info: Mapping[str, Any], response: str) -> None:
         """Remember a step: what the agent saw before it, and what it wrote."""
-        turns, images = self.task.history_turns, self.task.history_images
-        if not turns:
-            return
-        new = Turn(self.task.earlier_prompt(image, info), storable(response), image if images else None)
-        kept = (*self.turns, new)[-turns:]
-        if len(kept) > images and kept[-images - 1].image is not None:
-            place = len(kept) - images - 1
-            kept = (*kept[:place], replace(kept[place], image=None), *kept[place + 1 :])
-        self.turns = kept
+        if self.task.history_turns:
+            new = Turn(str(self.task.earlier_prompt(image, info)), storable(response), image)
+            self.restore((*self.turns, new))
+
+    def restore(self, turns: Sequence[Turn]) -> None:
+        """Remember these turns, as far as the task shows them again."""
+        shown = turns[max(0, len(turns) - self.task.history_turns) :]
+        first = len(shown) - self.task.history_images  # with its picture
+        self.turns = tuple(
+            replace(turn, image=None) if place < first and turn.image is not None else turn
+            for place, turn in enumerate(shown)
+        )
 
     def clear(self) -> None:
         """The episode is over."""
