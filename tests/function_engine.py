@@ -18,6 +18,12 @@ class FunctionEngine(Engine):
     def __init__(self, function: Callable[[list[str], list[np.ndarray]], list[Generation]]) -> None:
         self.function = function
 
+    continuous = True
+
+    def respond(self, prompt: str, image: np.ndarray, seed: int) -> Generation:
+        [generation] = self.function([prompt], [image])
+        return generation
+
     def generate(self, prompts: Sequence[str], images: Sequence[np.ndarray], greedy: bool = False) -> list[Generation]:
         return self.function(list(prompts), list(images))
 

@@ -16,6 +16,7 @@ from trl_gtr.evaluation.agents import ExpertAgent
 from trl_gtr.evaluation.evaluate import evaluate_agent
 from trl_gtr.planning.observations import observe
 from trl_gtr.policy.scoring import VLMPolicy
+from trl_gtr.rollouts.asynchronous_collector import AsynchronousCollector
 from trl_gtr.rollouts.group_collector import GroupCollector
 from trl_gtr.rollouts.overlapped_collector import OverlappedCollector
 from trl_gtr.trainer import GTRTrainer
@@ -81,7 +82,12 @@ def expected_histories(rollout, turns, images):
 
 @pytest.mark.parametrize(
     "kind",
-    [RolloutCollector, OverlappedCollector, pytest.param(partial(GroupCollector, group_size=2), id="GroupCollector")],
+    [
+        RolloutCollector,
+        OverlappedCollector,
+        AsynchronousCollector,
+        pytest.param(partial(GroupCollector, group_size=2), id="GroupCollector"),
+    ],
 )
 def test_steps_see_what_came_before_in_their_own_episode(kind):
     task, asked = remembering(ColourTask(length=5), 3, 2), Asked()

@@ -15,7 +15,7 @@ from function_engine import FunctionEngine
 from test_overlapped_collector import Echo, contents, count_or_mumble, say_red
 from toy import ColourTask, quiet_config
 
-from trl_gtr import ExpertCorrector, GTRTrainer, RolloutCollector
+from trl_gtr import Engine, ExpertCorrector, GTRTrainer, RolloutCollector
 from trl_gtr.rollouts.all_ranks import make_collector
 from trl_gtr.rollouts.asynchronous_collector import MAX_LEAD, AsynchronousCollector
 from trl_gtr.storage.plain_data import fingerprint
@@ -24,8 +24,6 @@ from trl_gtr.types import Generation
 
 class Continuous(FunctionEngine):
     """Answers each request alone, after those that a shuffled queue puts first."""
-
-    continuous = True
 
     def __init__(self, function: Callable[..., list[Generation]], order: int = 0) -> None:
         super().__init__(function)
@@ -144,10 +142,15 @@ def test_an_error_in_one_environment_ends_all_and_surfaces() -> None:
 
 def test_engines_and_settings_that_do_not_fit_are_refused(tmp_path: Any) -> None:
     collector = AsynchronousCollector(ColourTask(length=3), num_envs=2, seed=0)
-    with pytest.raises(ValueError, match="FunctionEngine generates in batches"):
-        collector.collect(FunctionEngine(say_red), 2)
+
+    class InBatches(Engine):
+        def generate(self, prompts: Any, images: Any, greedy: bool = False) -> list[Generation]:
+            return say_red(prompts, images)
+
+    with pytest.raises(ValueError, match="InBatches generates in batches"):
+        collector.collect(InBatches(), 2)
     with pytest.raises(NotImplementedError, match="generates in batches"):
-        FunctionEngine(say_red).respond("", np.zeros((1, 1, 3), np.uint8), 0)
+        InBatches().respond("", np.zeros((1, 1, 3), np.uint8), 0)
 
     def trainer(**settings: Any) -> GTRTrainer:
         return GTRTrainer("no/model", quiet_config(tmp_path, **settings), ColourTask(), ExpertCorrector())

@@ -4,9 +4,12 @@ import pickle
 
 import numpy as np
 import pytest
-from toy import PROMPT, ColourTask, remembering
+from toy import PROMPT, ColourTask, quiet_config, remembering
 
 from trl_gtr import make_task
+from trl_gtr.guides.base import Guide
+from trl_gtr.learning.advantages import GAE
+from trl_gtr.runs.manifest import describe_run, saved_history
 from trl_gtr.storage.plain_data import decode, encode
 from trl_gtr.tasks import task_options, task_options_help
 from trl_gtr.tasks.memory import Memory, fullest_prompt
@@ -34,6 +37,18 @@ def test_the_last_turns_and_of_these_the_last_with_pictures():
     assert after(7, 3, 2) == [("answer 4", None), ("answer 5", 5), ("answer 6", 6)]
     assert after(7, 2, 2) == [("answer 5", 5), ("answer 6", 6)]
     assert after(7, 2, 0) == [("answer 5", None), ("answer 6", None)]
+
+
+@pytest.mark.parametrize(("turns", "images"), [(0, 0), (1, 0), (2, 1), (5, 4)])
+def test_a_restored_past_is_cut_to_what_the_task_shows(turns, images):
+    full = Memory(remembering(ColourTask(), 3, 3))
+    for step in range(3):
+        full.add(picture(step), {"colour": "red"}, f"answer {step}")
+    memory = Memory(remembering(ColourTask(), turns, images))
+    memory.restore(full.turns)
+    kept = [f"answer {step}" for step in range(3)][max(0, 3 - turns) :]
+    assert [turn.response for turn in memory.turns] == kept
+    assert sum(turn.image is not None for turn in memory.turns) == min(images, len(kept))
 
 
 def test_without_turns_the_prompt_is_the_tasks_own():
@@ -79,6 +94,21 @@ def test_every_task_takes_the_options():
         "points24"
     ).keys()
     assert "history_turns" not in make_task("blackjack", history_turns=0).options
+
+
+class WithAPast(ColourTask):
+    history_turns, history_images = 2, 1
+
+
+def test_a_class_may_have_a_past_and_an_option_change_it(tmp_path):
+    assert make_task("test_memory:WithAPast").history_turns == 2
+    forgetful = make_task("test_memory:WithAPast", history_turns=0, history_images=0)
+    assert (forgetful.history_turns, forgetful.history_images) == (0, 0)
+    with pytest.raises(ValueError, match="at least 1"):
+        make_task("test_memory:WithAPast", history_turns=0)
+    args = quiet_config(tmp_path)
+    describe_run(WithAPast(), Guide(), GAE.from_config(args, 1.0), {}, args).write(tmp_path)
+    assert saved_history(tmp_path) == (2, 1)
 
 
 @pytest.mark.parametrize(
