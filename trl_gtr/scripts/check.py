@@ -22,7 +22,7 @@ from ..responses.safe_text import one_line
 from .arguments import TaskArguments, parse_arguments
 from .usage import one_line_errors
 
-EXTRAS = ("openai", "minigrid", "deepspeed", "report")
+EXTRAS = ("openai", "minigrid", "ray", "deepspeed", "report")
 """Those for users, except `alfworld`, which has a check of its own."""
 
 
