@@ -1,1 +1,1 @@
-"""Generation: the `Engine` interface and an engine that samples with transformers."""
+"""Generation: the `Engine` interface and engines that sample with transformers and with vLLM."""
