@@ -150,7 +150,7 @@ class VLLMServer(Backend):
             self._replace(weights, version)
             return
         with self.processes.raise_on_all_ranks(
-            "The vLLM server did not get the new weights", "Check the server's log."
+            "The vLLM server did not get the new weights", "Check its log."
         ):
             if self.processes.rank == 0:
                 self._replace(weights, version)
