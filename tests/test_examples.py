@@ -131,6 +131,7 @@ def test_gym_cards_without_a_corrector_asks_none(tmp_path: Path, monkeypatch: py
     assert not [name for name in log if name.startswith("corrector/")]
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -150,6 +151,7 @@ def test_custom_task(tmp_path: Path) -> None:
     assert {"start_lamp_success", "end_lamp_success"} <= set(log_of(tmp_path / "agent"))
 
 
+@pytest.mark.slow
 def test_sft_of_an_adapter_and_training_from_it(tmp_path: Path) -> None:
     """The way of a real checkpoint: LoRA on given weights, then GTR with another LoRA on the adapted model."""
     lora = ["--model_name_or_path", "tiny", "--use_peft", "--lora_r", "2"]
@@ -162,6 +164,7 @@ def test_sft_of_an_adapter_and_training_from_it(tmp_path: Path) -> None:
     assert "end_ezpoints_success" in log_of(tmp_path / "agent")
 
 
+@pytest.mark.slow
 def test_sft_makes_a_model_that_plays(tmp_path: Path) -> None:
     config = ROOT / "examples" / "configs" / "sft_tiny.yaml"
     short = ["--tasks", "ezpoints=16", "points24_pool=16", "--per_device_train_batch_size", "8"]

@@ -212,6 +212,7 @@ def test_audit_script_finds_out_a_wrong_corrector() -> None:
     assert rows(printed)["false alarms: right thoughts that it changed"] == "100.0%"
 
 
+@pytest.mark.slow
 def test_latency_benchmark_runs() -> None:
     pytest.importorskip("openai")
     line = "--step 0.05 --latency 0.05 --envs 2 --steps 3 --repeats 1"

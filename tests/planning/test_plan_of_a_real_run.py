@@ -153,6 +153,7 @@ def check_tokens(real, plan):
     assert update["trained_tokens"]["value"] == pytest.approx(real.passed["tokens"], rel=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_activations_of_an_adapter_in_bfloat16(tmp_path, capsys):
     """Autocast's copies count too: they are more than the tensors that they are copies of."""
     settings = {"bf16": True, "num_ppo_epochs": 1, "cloning_steps": 1, "update_schedule": "separate"}

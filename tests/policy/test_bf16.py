@@ -112,6 +112,7 @@ def test_positions_that_count_padding_are_found_out(family, scorer, monkeypatch)
     assert values.max() > 1e-3
 
 
+@pytest.mark.slow
 def test_table(scorer, monkeypatch):
     """Of the three batchings together, against batches of 8."""
     print("\n| family | padding counted: p99, max, beyond .1 | not counted: p99, max, beyond .1 | one shape: max |")

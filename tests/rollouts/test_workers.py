@@ -151,6 +151,7 @@ class Forgetful(Counter):
         return observation, {**info, "episodes": self.episodes}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pickled", [False, True])
 def test_environments_that_can_not_be_restored_are_kept(pickled: bool) -> None:
     def make_forgetful() -> gym.Env:

@@ -149,9 +149,7 @@ class VLLMServer(Backend):
         if self.processes is None:
             self._replace(weights, version)
             return
-        with self.processes.raise_on_all_ranks(
-            "The vLLM server did not get the new weights", "Check its log."
-        ):
+        with self.processes.raise_on_all_ranks("The vLLM server did not get the new weights", "Check its log."):
             if self.processes.rank == 0:
                 self._replace(weights, version)
         self._file = self.processes.gather(self._file)[0]
