@@ -161,6 +161,20 @@ def test_episodes_of_groups_have_any_length():
     assert args.mini_batch_size == 16  # 24 is no multiple of it
 
 
+def test_a_copy_of_a_fields_metadata_has_no_rule():
+    """However it is made: releases of transformers differ."""
+    metadata = GTRConfig.__dataclass_fields__["learning_rate"].metadata
+    for copied in (
+        metadata.copy(),
+        dict(metadata),
+        {**metadata},
+        dict(metadata.items()),
+        {k: metadata[k] for k in metadata},
+    ):
+        assert set(copied) == {"help"}
+    assert metadata["rule"].resume == "same"
+
+
 def test_every_own_field_has_a_help_text_and_the_command_line_knows_it():
     own = [f for f in dataclasses.fields(GTRConfig) if "rule" in f.metadata]
     assert all(f.metadata.get("help") for f in own)

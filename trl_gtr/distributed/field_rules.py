@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal, TypeVar
 
@@ -57,10 +58,20 @@ class Rule:
 
 
 class FieldMetadata(dict[str, Any]):
-    """Help and rule of a field. `HfArgumentParser` passes a copy to argparse, which must not get the rule."""
+    """Help and rule of a field. `HfArgumentParser` passes a copy to argparse, however it makes it, and argparse must
+    not get the rule. So the rule is there for those who ask for it by name only."""
 
     def copy(self) -> dict[str, Any]:
         return {"help": self["help"]}
+
+    def keys(self) -> Any:
+        return self.copy().keys()
+
+    def items(self) -> Any:
+        return self.copy().items()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.copy())
 
 
 def field_with_rule(
