@@ -127,17 +127,28 @@ def test_out_of_time_all_play_as_many_steps_as_the_fastest(monkeypatch: pytest.M
 
 
 def test_an_error_in_one_environment_ends_all_and_surfaces() -> None:
+    together, lock, raised = threading.Barrier(3), threading.Lock(), threading.Event()
+    under_way: list[int] = []
+
     class Failing(Continuous):
         def respond(self, prompt: str, image: np.ndarray, seed: int) -> Generation:
-            if len(self.seeds) > 6:
-                raise FloatingPointError("generation produced NaN logits")
-            return super().respond(prompt, image, seed)
+            with lock:
+                under_way.append(seed)
+            try:
+                if not raised.is_set():
+                    first = together.wait(timeout=20) == 0
+                    raised.set()
+                    if first:
+                        raise FloatingPointError("generation produced NaN logits")
+                return super().respond(prompt, image, seed)
+            finally:
+                with lock:
+                    under_way.remove(seed)
 
     collector = AsynchronousCollector(ColourTask(length=3), num_envs=3, seed=0)
-    before = threading.active_count()
     with pytest.raises(FloatingPointError, match="NaN logits"):
         collector.collect(Failing(say_red), 50)
-    assert threading.active_count() <= before + 3  # daemon threads that are about to end
+    assert not under_way
 
 
 def test_engines_and_settings_that_do_not_fit_are_refused(tmp_path: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +12,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import ModulesToSaveWrapper
 from torch import nn
 
-from ..policy.loading import is_quantized, unwrap_adapter
+from ..policy.loading import is_quantized, tied_weights, unwrap_adapter
 
 
 @torch.no_grad()
@@ -42,10 +41,10 @@ def check_mergeable(policy: Any) -> None:
         raise ValueError(f"vLLM can't get new weights for a quantized model: load it without quantization, {remedy}.")
     if not isinstance(policy, PeftModel):
         return
-    uses = Counter(id(weight) for _, weight in base.named_parameters(remove_duplicate=False))
+    shared = tied_weights(base)
     for name, module in _changed_modules(base):
         own = module.original_module if isinstance(module, ModulesToSaveWrapper) else module.get_base_layer()
-        if any(uses[id(weight)] > 1 for weight in own.parameters()):
+        if any(id(weight) in shared for weight in own.parameters()):
             raise ValueError(
                 f"The adapter changes {name}, whose weight another layer shares: a merged copy would change both. "
                 f"Leave it out of the adapter, {remedy}."

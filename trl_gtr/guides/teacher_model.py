@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ from peft import PeftModel
 from peft.tuners.lora import Linear as LoraLinear
 from torch import nn
 
-from ..policy.loading import is_quantized, unwrap_adapter
+from ..policy.loading import is_quantized, tied_weights, unwrap_adapter
 from .merging import FullWeight, LoraWeight, Weight
 
 _MAX_LISTED = 3
@@ -80,8 +79,8 @@ def check_mergeable(model: Any) -> None:
     layers, adapter = _lora_layers(model), model.active_adapter
     known = {id(each[adapter].weight) for layer in layers.values() for each in (layer.lora_A, layer.lora_B)}
     other = [name for name, weight in model.named_parameters() if weight.requires_grad and id(weight) not in known]
-    uses = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
-    tied = [name for name, layer in layers.items() if uses[id(layer.get_base_layer().weight)] > 1]
+    shared = tied_weights(model)
+    tied = [name for name, layer in layers.items() if id(layer.get_base_layer().weight) in shared]
     if tied:
         raise ValueError(
             f"A merged teacher can't have an adapter on a tied weight ({', '.join(tied)}): merged into it, it would "

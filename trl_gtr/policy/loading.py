@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,12 @@ def _base_of(folder: Path, config: Any) -> str:
             "next to the adapter: move it there."
         )
     return found
+
+
+def tied_weights(model: nn.Module) -> set[int]:
+    """`id`s of the parameters that several layers share."""
+    uses = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
+    return {weight for weight, count in uses.items() if count > 1}
 
 
 def is_quantized(model: Any) -> bool:

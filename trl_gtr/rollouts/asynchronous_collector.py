@@ -113,7 +113,6 @@ class _Schedule:
                 self._limit = 0
             elif self.run.is_over(begun=step > 0):
                 self._limit = min(self._limit, self._begun)
-                self._moved.notify_all()
             if step >= self._limit:
                 return False
             self._begun = max(self._begun, step + 1)
