@@ -27,7 +27,8 @@ import yaml
 from rich.console import Console
 from tqdm.auto import tqdm
 
-from trl_gtr.evaluation.comparison import CURVES, comparison_markdown, comparison_table, draw_curves
+from trl_gtr.evaluation.comparison import CURVES, compact, comparison_markdown, comparison_table
+from trl_gtr.evaluation.comparison_figures import draw_curves
 
 STUDIES = Path(__file__).parent / "configs" / "studies"
 TRAIN = [sys.executable, "-m", "trl_gtr.scripts.train"]  # one process
@@ -89,7 +90,7 @@ def main() -> None:
             runs = sorted([*runs, finished], key=lambda run: arms.index(run["arm"]))
             curves = dict(list(CURVES.items())[: 2 if several else None])
             draw_curves(runs, output / "compare.png", curves)
-            (output / "compare.json").write_text(json.dumps(runs))
+            (output / "compare.json").write_text(json.dumps([compact(run) for run in runs]))
             (output / "compare.md").write_text(comparison_markdown(runs))
     Console(width=200).print(comparison_table(runs, args.study))
     print(f"Table, figure and raw numbers are in {output}. Bands are the range over seeds.")

@@ -20,7 +20,7 @@ from typing import Any
 import matplotlib
 from PIL import Image
 
-from trl_gtr.evaluation.comparison import draw_band
+from trl_gtr.evaluation.comparison_figures import draw_band
 from trl_gtr.report.runs import read_runs
 
 matplotlib.use("Agg")

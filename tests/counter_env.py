@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -89,6 +90,24 @@ class Housed(Counter):
         return {**vars(self), "house": None}
 
 
+class Meeting(CutCounter):
+    """Is created only where others are being created at the same time.
+
+    Args:
+        folder: Where they leave word.
+        size: How many have to meet.
+    """
+
+    def __init__(self, folder: Path, size: int) -> None:
+        super().__init__()
+        (folder / str(os.getpid())).touch()
+        end = time.monotonic() + 30
+        while len(list(folder.iterdir())) < size:
+            if time.monotonic() > end:
+                raise RuntimeError("nobody came")
+            time.sleep(0.05)
+
+
 class CounterTask(Task):
     """`{"action": "go"}`, in this process or in others."""
 
@@ -120,3 +139,11 @@ class CounterTask(Task):
 class CutCounterTask(CounterTask):
     def make_env(self, *, evaluation: bool = False) -> gym.Env:
         return CutCounter()
+
+
+class MeetingTask(CounterTask):
+    def __init__(self, folder: Path, size: int) -> None:
+        self.folder, self.size = folder, size
+
+    def make_env(self, *, evaluation: bool = False) -> gym.Env:
+        return Meeting(self.folder, self.size)

@@ -4,13 +4,36 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import torch
 from safetensors import safe_open
 
-from trl_gtr.engines.vllm_worker import plain_config
+from trl_gtr.engines.vllm_worker import WeightReceiver, plain_config
+
+
+class Receiver(WeightReceiver):
+    """A worker that keeps what it receives, instead of loading it.
+
+    Args:
+        stop_after: Fail after so many tensors.
+    """
+
+    rank = 0
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.gtr_process, self.stop_after = uuid.uuid4().hex, stop_after
+        self.weights: dict[str, torch.Tensor] = {}
+
+    def gtr_load(self, weights: Iterable[tuple[str, torch.Tensor]], version: str) -> dict[str, Any]:
+        for name, weight in weights:
+            self.weights[name] = weight
+            if len(self.weights) == self.stop_after:
+                raise OSError("out of memory")
+        return {}
 
 
 class FakeVLLM:
@@ -30,7 +53,7 @@ class FakeVLLM:
         fail: Callable[[str], int | None] = lambda path: None,
     ) -> None:
         self.config, self.expand, self.ids, self.fail = plain_config(model.config), expand, ids, fail
-        self.version, self.loads, self.busy = "", 0, 0
+        self.version, self.loads, self.busy, self.received = "", 0, 0, Receiver()
         self.posts: list[tuple[str, dict[str, Any]]] = []
         self.weights: dict[str, Any] = {}
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -50,7 +73,7 @@ class FakeVLLM:
 
     def forget(self) -> None:
         """What a restart does to it."""
-        self.version, self.loads = "", 0
+        self.version, self.loads, self.received = "", 0, Receiver()
 
     def count(self, part: str) -> int:
         """Requests whose path or method holds this."""
@@ -72,7 +95,12 @@ class FakeVLLM:
         return self.config
 
     def _gtr_state(self) -> dict[str, Any]:
-        return {"version": self.version, "loads": self.loads}
+        return {"version": self.version, "loads": self.loads, "process": self.received.gtr_process}
+
+    def _gtr_receive(self, place: str, version: str) -> dict[str, Any]:
+        self.received.gtr_receive(place, version)
+        self.weights, self.version, self.loads = self.received.weights, version, self.loads + 1
+        return self._gtr_state()
 
     def _gtr_load_file(self, path: str, version: str) -> dict[str, Any]:
         with safe_open(path, "pt") as tensors:

@@ -15,7 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
 from peft import LoraConfig, get_peft_model
+from transformers import TrainerCallback
 
 from trl_gtr import GTRConfig, GTRTrainer, TransformersEngine, load_policy, lora_target_modules, make_task
 from trl_gtr.engines.vllm import VLLMEngine
@@ -104,7 +107,7 @@ def exactness() -> dict[str, Any]:
         found["synced"]["without a call of sync"] = sampled(engine, sync=False)
     base = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     lora = make(with_adapter(model))
-    backend.load(base.items(), lora.version)
+    backend.load(base.items, lora.version)
     backend.loaded = lora.version
     found["stale"]["LoRA"] = sampled(lora, sync=False)
     found["synced"]["LoRA"] = sampled(lora)
@@ -180,7 +183,17 @@ def logprob(engine: VLLMEngine, prompt: str, image: np.ndarray, token: int) -> f
     return float(scores.token_logprobs[0, 0])
 
 
-def run(folder: str, **settings: Any) -> list[dict[str, Any]]:
+class StopAfter(TrainerCallback):
+    """Ends a run after so many updates, with a checkpoint."""
+
+    def __init__(self, updates: int) -> None:
+        self.updates = updates
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_save = control.should_training_stop = state.global_step == self.updates
+
+
+def run(folder: str, stop_after: int | None = None, resume: bool = False, **settings: Any) -> list[dict[str, Any]]:
     """A short GTR run on EZPoints with the embedded model; its log."""
     sizes = {"num_envs": 8, "rollout_steps": 2, "total_env_steps": 48, "per_device_train_batch_size": 8}
     given = {"engine": "vllm", "learning_rate": 1e-3, "num_ppo_epochs": 1, "eval_episodes": 4, "eval_steps": 3}
@@ -188,18 +201,32 @@ def run(folder: str, **settings: Any) -> list[dict[str, Any]]:
     args = GTRConfig(
         folder, **sizes | given | quiet | {"eval_strategy": "steps", "max_completion_length": 48} | settings
     )
-    trainer = GTRTrainer("tiny", args, make_task("ezpoints"), "expert")
-    trainer.train()
+    callbacks = [] if stop_after is None else [StopAfter(stop_after)]
+    trainer = GTRTrainer("tiny", args, make_task("ezpoints"), "expert", callbacks=callbacks)
+    trainer.train(resume_from_checkpoint=resume)
     trainer.close()
     return trainer.state.log_history
 
 
 def runs() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        twice = {name: run(f"{folder}/{name}") for name in ("first", "second")}
-        return twice | {"asynchronous": run(f"{folder}/asynchronous", asynchronous=True)}
+        found = {name: run(f"{folder}/{name}") for name in ("first", "second")}
+        run(f"{folder}/resumed", stop_after=2)
+        found["resumed"] = run(f"{folder}/resumed", resume=True)
+        return found | {"asynchronous": run(f"{folder}/asynchronous", asynchronous=True)}
+
+
+def shared(url: str) -> dict[str, Any]:
+    """One of two processes that share a server."""
+    with tempfile.TemporaryDirectory() as folder:
+        PartialState(cpu=True)
+        [place] = broadcast_object_list([folder])
+        options = {"vllm_mode": "server", "vllm_base_url": url, "vllm_sync": "gloo", "per_device_train_batch_size": 4}
+        return {"log": run(place, **options)}
 
 
 if __name__ == "__main__":
-    results = {"exactness": exactness, "runs": runs}[sys.argv[1]]()
-    Path(sys.argv[2]).write_text(json.dumps(results))
+    kinds = {"exactness": exactness, "runs": runs, "shared": shared}
+    results = kinds[sys.argv[1]](*sys.argv[3:])
+    if PartialState().is_main_process:
+        Path(sys.argv[2]).write_text(json.dumps(results))

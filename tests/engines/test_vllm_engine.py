@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ from trl_gtr import ExpertCorrector, GTRTrainer
 from trl_gtr.engines.choice import EngineMaker, check_engine
 from trl_gtr.engines.vllm import VLLMEngine
 from trl_gtr.engines.vllm_colocated import check_family
-from trl_gtr.engines.vllm_requests import Backend, Request, Sampled, check_sampled, collapse_image_tokens
+from trl_gtr.engines.vllm_requests import Backend, Request, Sampled, Weights, check_sampled, collapse_image_tokens
 from trl_gtr.engines.vllm_serve import server_command
 from trl_gtr.engines.vllm_worker import WORKER_EXTENSION, Checksums, plain_config, renamed
 from trl_gtr.policy.scoring import VLMPolicy
@@ -37,8 +37,8 @@ class FakeBackend(Backend):
         self.requests: list[Request] = []
         self.closed = False
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: str) -> None:
-        self.weights = {name: weight.clone() for name, weight in weights}
+    def load(self, weights: Weights, version: str) -> None:
+        self.weights = {name: weight.clone() for name, weight in weights()}
         self.versions.append(version)
 
     def sample(self, requests: Sequence[Request], version: str) -> list[Sampled]:
@@ -223,6 +223,9 @@ def test_configs_are_compared_by_what_weights_depend_on(tiny_vlm: Any) -> None:
     [
         ({"vllm_tensor_parallel_size": 2}, "needs GPUs"),
         ({"vllm_enable_sleep_mode": True}, "needs a GPU"),
+        ({"vllm_mode": "server", "vllm_sync": "nccl"}, "vllm_sync='nccl' needs a GPU"),
+        ({"vllm_mode": "server", "vllm_sync": "gloo", "vllm_sync_dir": "/x"}, "leave one of them out"),
+        ({"asynchronous": True, "ray_envs_per_actor": 2}, "leave `ray_envs_per_actor` at 1"),
         ({"temperature": 2.5}, "no `temperature` above 2"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import signal
@@ -15,9 +16,9 @@ from typing import Any
 
 import pytest
 from paths import ROOT
-from transformers import TrainerCallback
 
 from trl_gtr import GTRConfig, GTRTrainer, make_task, tiny_llava
+from trl_gtr.engines.vllm_server import VLLMServer
 
 pytestmark = [
     pytest.mark.vllm,
@@ -33,9 +34,10 @@ def environment() -> dict[str, str]:
     return os.environ | CPU_SETTINGS | {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
 
-def measure(kind: str, folder: Path) -> Any:
+def measure(kind: str, folder: Path, *options: str, processes: int = 1) -> Any:
     """What vllm_checks.py finds."""
-    command = [sys.executable, str(TESTS / "vllm_checks.py"), kind, str(folder / "found.json")]
+    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", str(processes)] if processes > 1 else []
+    command = [sys.executable, *launch, str(TESTS / "vllm_checks.py"), kind, str(folder / "found.json"), *options]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
     return json.loads((folder / "found.json").read_text())
@@ -79,6 +81,7 @@ class TestColocated:
     def test_runs_are_exact_and_repeatable(self, tmp_path: Path) -> None:
         runs = measure("runs", tmp_path)
         assert repeatable(runs["first"]) == repeatable(runs["second"])
+        assert repeatable(runs["first"]) == repeatable(runs["resumed"])
         for log in runs.values():
             assert [each["sampler/max_difference"] < EXACT for each in log if "loss/total" in each] == [True] * 3
             assert sum("eval_success" in each for each in log) == 1
@@ -100,6 +103,10 @@ class Server:
         self.log, self.process = log, None
         self.start()
 
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
     def start(self) -> None:
         options = {"--model": tiny_llava.path(), "--port": self.port, "--dtype": "float32", "--max-num-seqs": 16}
         words = [str(word) for option in options.items() for word in option]
@@ -117,33 +124,44 @@ class Server:
         self.process.wait()
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    running = Server(tmp_path / "server.log")
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    running = Server(tmp_path_factory.mktemp("server") / "server.log")
     yield running
     running.kill()
 
 
-class Restart(TrainerCallback):
-    """Kills the server after the first update and starts it again."""
-
-    def __init__(self, server: Server) -> None:
-        self.server = server
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step == 1:
-            self.server.kill()
-            self.server.start()
+def sampler_differences(log: list[dict[str, Any]]) -> list[float]:
+    return [each["sampler/max_difference"] for each in log if "loss/total" in each]
 
 
+def test_two_processes_share_a_server(server: Server, tmp_path: Path) -> None:
+    found = measure("shared", tmp_path, server.url, processes=2)
+    differences = sampler_differences(found["log"])
+    assert len(differences) == 3
+    assert max(differences) < 5 * EXACT  # its image processor may resize in another way than the learner's
+
+
+@pytest.mark.parametrize("sync", ["file", "gloo"])
 def test_a_run_survives_the_death_of_its_server(
-    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    sync: str, server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It is killed while the second rollout waits for responses."""
+    ask, asked = VLLMServer._ask, itertools.count(1)
+
+    def kill_it_then_ask(backend: VLLMServer, request: Any) -> Any:
+        if next(asked) == 12:
+            server.kill()
+            server.start()
+        return ask(backend, request)
+
+    monkeypatch.setattr(VLLMServer, "_ask", kill_it_then_ask)
     args = GTRConfig(
         str(tmp_path / "run"),
         engine="vllm",
         vllm_mode="server",
-        vllm_base_url=f"http://127.0.0.1:{server.port}",
+        vllm_base_url=server.url,
+        vllm_sync=sync,
         num_envs=8,
         rollout_steps=1,
         total_env_steps=24,
@@ -157,12 +175,11 @@ def test_a_run_survives_the_death_of_its_server(
         report_to="none",
         disable_tqdm=True,
     )
-    trainer = GTRTrainer("tiny", args, make_task("ezpoints"), "expert", callbacks=[Restart(server)])
+    trainer = GTRTrainer("tiny", args, make_task("ezpoints"), "expert")
     trainer.train()
     trainer.evaluate()
     trainer.close()
-    assert trainer.state.global_step == 3
-    differences = [each["sampler/max_difference"] for each in trainer.state.log_history if "loss/total" in each]
+    differences = sampler_differences(trainer.state.log_history)
     assert len(differences) == 3
-    assert max(differences) < 5 * EXACT  # its image processor may resize in another way than the learner's
+    assert max(differences) < 5 * EXACT
     assert "waiting for it" in caplog.text

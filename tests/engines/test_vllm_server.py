@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from vllm_cases import FakeVLLM
+from vllm_cases import FakeVLLM, Receiver
 from vlms import some_images, some_prompts
 
-from trl_gtr.engines import vllm_server
+from trl_gtr.engines import vllm_connection, vllm_weight_files
+from trl_gtr.engines.base import EngineLost
 from trl_gtr.engines.vllm import VLLMEngine
-from trl_gtr.engines.vllm_server import Connection, VLLMServer
+from trl_gtr.engines.vllm_connection import Connection
+from trl_gtr.engines.vllm_server import VLLMServer
+from trl_gtr.engines.vllm_transfer import FileTransfer, StreamTransfer, WeightTransfer
+from trl_gtr.engines.vllm_weight_files import ScratchFolder, write_weights
 from trl_gtr.policy.scoring import VLMPolicy
 
 PROMPTS, IMAGES = some_prompts(3), some_images(3)
@@ -21,7 +30,7 @@ PROMPTS, IMAGES = some_prompts(3), some_images(3)
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_server, "_POLL", 0.01)
+    monkeypatch.setattr(vllm_connection, "POLL", 0.01)
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +52,25 @@ def server(policy: Any) -> Iterator[FakeVLLM]:
         yield running
 
 
+def engine_with(transfer: WeightTransfer, policy: Any, server: FakeVLLM) -> VLLMEngine:
+    model, encoding = policy
+    return VLLMEngine(encoding, model, VLLMServer(Connection(server.url + "/v1", 5), model, transfer))
+
+
 @pytest.fixture
 def engine(policy: Any, server: FakeVLLM, tmp_path: Path) -> Iterator[VLLMEngine]:
-    model, encoding = policy
-    backend = VLLMServer(Connection(server.url + "/v1", 5), model, folder=str(tmp_path))
-    made = VLLMEngine(encoding, model, backend)
+    made = engine_with(FileTransfer(str(tmp_path)), policy, server)
     yield made
     made.close()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def streaming(policy: Any, server: FakeVLLM) -> Iterator[VLLMEngine]:
+    """Its weights go over the network."""
+    made = engine_with(StreamTransfer("gloo", 0, 5), policy, server)
+    yield made
+    made.close()
 
 
 def failing(times: int, part: str, status: int = 500) -> Callable[[str], int | None]:
@@ -123,26 +143,26 @@ def test_another_model_is_refused(policy: Any, server: FakeVLLM) -> None:
     model, _ = policy
     server.config = server.config | {"text_config.hidden_size": 64}
     with pytest.raises(ValueError, match=r"another model than the run's \(text_config.hidden_size: 64, not 32\)"):
-        VLLMServer(Connection(server.url, 5), model)
+        VLLMServer(Connection(server.url, 5), model, FileTransfer())
 
 
 def test_a_server_without_the_extension_is_refused(policy: Any, server: FakeVLLM) -> None:
     model, _ = policy
     server.fail = failing(1, "collective_rpc", 404)
     with pytest.raises(ValueError, match=r"can't take new weights .*python -m trl_gtr\.engines\.vllm_serve"):
-        VLLMServer(Connection(server.url, 5), model)
+        VLLMServer(Connection(server.url, 5), model, FileTransfer())
 
 
 def test_an_unreachable_server_is_waited_for_and_told(policy: Any) -> None:
     model, _ = policy
     with pytest.raises(ConnectionError, match=r"no vLLM server at http://127.0.0.1:9 .*vllm_base_url"):
-        VLLMServer(Connection("http://127.0.0.1:9", 0.05), model)
+        VLLMServer(Connection("http://127.0.0.1:9", 0.05), model, FileTransfer())
 
 
 def test_a_folder_that_the_server_does_not_see_is_told(
     engine: VLLMEngine, server: FakeVLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine.backend, "_file", "/elsewhere/weights.safetensors")
+    monkeypatch.setattr(engine.backend.transfer, "_file", "/elsewhere/weights.safetensors")  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="vllm_sync_dir"):
         engine.backend._send("1")  # type: ignore[attr-defined]
 
@@ -152,3 +172,84 @@ def test_a_cache_of_old_weights_is_not_left_behind(engine: VLLMEngine, server: F
     engine.sync(engine.model)
     assert server.count("reset_prefix_cache") == 2
     assert server.count("gtr_load_file") == 2
+
+
+def holds_the_weights_of(engine: VLLMEngine, server: FakeVLLM) -> bool:
+    own = dict(engine.model.named_parameters())
+    arrived = server.weights.keys() == own.keys() and all(torch.equal(server.weights[name], own[name]) for name in own)
+    return arrived and server.version == engine.version
+
+
+def test_weights_arrive_over_the_network(streaming: VLLMEngine, server: FakeVLLM) -> None:
+    with streaming.ready():
+        assert len(streaming.generate(PROMPTS, IMAGES)) == 3
+    assert holds_the_weights_of(streaming, server)
+    stream = server.received.gtr_stream
+    with torch.no_grad():
+        next(streaming.model.parameters()).add_(1)
+    with streaming.ready():
+        assert holds_the_weights_of(streaming, server)
+    assert server.received.gtr_stream is stream  # joined once
+    assert server.count("gtr_receive") == 2
+
+
+def test_a_restarted_server_joins_again(streaming: VLLMEngine, server: FakeVLLM) -> None:
+    with streaming.ready():
+        server.forget()
+        streaming.generate(PROMPTS, IMAGES)
+    assert holds_the_weights_of(streaming, server)
+
+
+def test_a_server_that_fails_in_mid_stream_is_not_waited_for(streaming: VLLMEngine, server: FakeVLLM) -> None:
+    server.received = Receiver(stop_after=3)
+    streaming.backend.connection.timeout = 60  # type: ignore[attr-defined]
+    streaming.backend.transfer.timeout = 60  # type: ignore[attr-defined]
+    began = time.monotonic()
+    with pytest.raises(EngineLost, match="out of memory"):
+        streaming.sync(streaming.model)
+    assert time.monotonic() - began < 30
+    server.received = Receiver()
+    streaming.sync(streaming.model)
+    assert holds_the_weights_of(streaming, server)
+
+
+def test_another_process_sends_what_it_has(policy: Any, server: FakeVLLM) -> None:
+    """Process 0 synced; a server that was restarted is then found by process 1."""
+    engine = engine_with(StreamTransfer("gloo", 0, 5), policy, server)
+    weights = dict(engine.model.named_parameters())
+    engine.backend.transfer.follow(weights.items, "1")  # type: ignore[attr-defined]
+    engine.backend.transfer.send(engine.backend.connection, "1")  # type: ignore[attr-defined]
+    assert server.weights.keys() == weights.keys()
+    engine.close()
+
+
+def test_a_request_costs_one_look_at_the_servers_state(engine: VLLMEngine, server: FakeVLLM) -> None:
+    with engine.ready():
+        looks = server.count("gtr_state")
+        for seed in range(4):
+            engine.respond(PROMPTS[0], IMAGES[0], seed)
+    assert server.count("gtr_state") - looks == 4
+
+
+def test_files_of_a_killed_run_are_removed_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_weight_files, "_IN_MEMORY", str(tmp_path))
+    kill_itself = (
+        "from trl_gtr.engines import vllm_weight_files as files; import os, sys; files._IN_MEMORY = sys.argv[1]"
+    )
+    kill_itself += "; folder = files.ScratchFolder(); os.kill(os.getpid(), 9)"
+    running = ScratchFolder()
+    subprocess.run([sys.executable, "-c", kill_itself, str(tmp_path)], check=False, timeout=60)
+    assert len(list(tmp_path.iterdir())) == 2
+    later = ScratchFolder()
+    assert set(tmp_path.iterdir()) == {running.path, later.path}
+    for folder in (running, later):
+        folder.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_without_room_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = SimpleNamespace(free=2**20)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    with pytest.raises(ValueError, match=r"take 0\.00 GiB.*vllm_sync_dir"):
+        write_weights([("a", torch.zeros(2**18 + 1))], tmp_path / "weights")
+    assert write_weights([("a", torch.zeros(2**10))], tmp_path / "weights").is_file()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from counter_env import CutCounterTask
+from counter_env import CutCounterTask, MeetingTask
 from function_engine import FunctionEngine
 from test_overlapped_collector import Echo, contents, count_or_mumble, say_red
 from toy import ColourTask, quiet_config
@@ -18,6 +19,7 @@ from toy import ColourTask, quiet_config
 from trl_gtr import Engine, ExpertCorrector, GTRTrainer, RolloutCollector
 from trl_gtr.rollouts.all_ranks import make_collector
 from trl_gtr.rollouts.asynchronous_collector import MAX_LEAD, AsynchronousCollector
+from trl_gtr.rollouts.vector_envs import Vectorization
 from trl_gtr.storage.plain_data import fingerprint
 from trl_gtr.types import Generation
 
@@ -66,6 +68,19 @@ def test_each_collector_goes_on_from_the_others_checkpoint() -> None:
     second.load_state_dict(first.state_dict())
     after = second.collect(FunctionEngine(count_or_mumble), 4)
     assert contents(first.collect(engine, 4)) == contents(after)
+
+
+def test_workers_start_at_the_same_time_and_play_as_in_this_process(tmp_path: Path) -> None:
+    workers = AsynchronousCollector(
+        MeetingTask(tmp_path, 3), num_envs=3, seed=0, vectorization=Vectorization("workers")
+    )
+    try:
+        here = AsynchronousCollector(CutCounterTask("sync"), num_envs=3, seed=0)
+        found, expected = (each.collect(Continuous(count_or_mumble), 5) for each in (workers, here))
+        assert contents(found) == contents(expected)
+        assert fingerprint(workers.state_dict()["random"]) == fingerprint(here.state_dict()["random"])
+    finally:
+        workers.close()
 
 
 def test_seeds_depend_on_environment_and_step_alone() -> None:

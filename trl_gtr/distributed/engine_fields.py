@@ -36,6 +36,19 @@ class EngineFields:
         resume="free",
         above=0,
     )
+    vllm_sync: Literal["file", "nccl", "gloo"] = _field(
+        "file",
+        "How a server gets new weights: through a 'file' in `vllm_sync_dir`, or over the network, from GPU to GPU "
+        "with 'nccl', from CPU to CPU with 'gloo'.",
+        resume="free",
+    )
+    vllm_group_port: int = _field(
+        51216,
+        "Port at which a process sends weights with 'nccl' and 'gloo'; process r uses the r-th after it.",
+        resume="free",
+        at_least=1,
+        at_most=65535,
+    )
     vllm_sync_dir: str | None = _field(
         None,
         "Folder through which the server gets new weights; the server must see it under the same path. None: "

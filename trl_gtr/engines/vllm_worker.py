@@ -7,12 +7,15 @@ dependencies. So it imports only torch, safetensors and vLLM.
 from __future__ import annotations
 
 import hashlib
+import json
 import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from safetensors import safe_open
+
+from .vllm_stream import WeightStream, connect
 
 WORKER_EXTENSION = f"{__name__}.WeightReceiver"
 _TOWER, _OLD_TOWER = "vision_tower.", "vision_tower.vision_model."
@@ -28,7 +31,11 @@ class WeightReceiver:
     gtr_loads = 0
     """Times that other weights were loaded: if it is the same before and after, none were loaded in between."""
 
+    gtr_stream: WeightStream | None = None
+    """From the learner that sent weights last."""
+
     model_runner: Any
+    rank: int
 
     def gtr_state(self) -> dict[str, Any]:
         """Which weights are in use."""
@@ -42,6 +49,23 @@ class WeightReceiver:
         """Load weights from a safetensors file."""
         with safe_open(path, "pt") as tensors:
             return self.gtr_load(((name, tensors.get_tensor(name)) for name in tensors.keys()), version)  # noqa: SIM118
+
+    def gtr_receive(self, place: str, version: str) -> dict[str, Any]:
+        """Load weights that the learner streams.
+
+        Args:
+            place: Where it does so, as JSON.
+        """
+        told = json.loads(place)
+        if self.gtr_stream is None or self.gtr_stream.name != told["name"]:
+            store = connect(told.pop("host"), told.pop("port"), told["timeout"])
+            self.gtr_stream = WeightStream(store, rank=1 + self.rank, **told)
+        try:
+            return self.gtr_load(self.gtr_stream.receive(), version)
+        except BaseException:
+            self.gtr_stream.abort()  # so that the learner doesn't wait for this member
+            self.gtr_stream = None
+            raise
 
     def gtr_load(self, weights: Iterable[tuple[str, torch.Tensor]], version: str) -> dict[str, Any]:
         """Load all weights, named as in the learner's model."""

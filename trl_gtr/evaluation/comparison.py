@@ -1,4 +1,4 @@
-"""Comparing runs: each log summarised in a few numbers, means over seeds, and curves with bands.
+"""Comparing runs: each log summarised in a few numbers, with means and intervals over seeds.
 
 A run is `{"arm": name, "seed": int, "log": log_history}`, with `log_history` as in `trainer_state.json`. In a study of
 several tasks it also has a `"task"`, and one evaluation.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,7 +46,7 @@ MEASURES = ("teacher_true_thoughts", "teacher_success", "true_thoughts", "succes
 """What evaluations measure, of the policy and of a merged teacher; the longer names first."""
 
 GUIDED = "_guided"
-"""Suffix of the arm that adds guidance to another: drawn in its colour, dashed."""
+"""Suffix of the arm that adds guidance to another."""
 
 _STUDENT_T = {3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26, 15: 2.14, 20: 2.09}
 
@@ -57,17 +56,32 @@ def curve(run: Run, name: str) -> np.ndarray:
     return np.array([entry[name] for entry in run["log"] if name in entry])
 
 
+def compact(run: Run) -> dict[str, Any]:
+    """The run with only what tables and figures show, so that a whole study is a small file."""
+    shown = {*CURVES, *SAMPLED, *COST, "env_steps"}
+
+    def keep(name: str) -> bool:
+        return name in shown or name.startswith("teacher/") or _is_evaluation(name)
+
+    log = [{name: value for name, value in entry.items() if keep(name)} for entry in run["log"]]
+    rounded = [{name: float(f"{value:.4g}") for name, value in entry.items()} for entry in log if entry]
+    return {**run, "log": rounded}
+
+
 def summary(run: Run) -> dict[str, float]:
     """A run in numbers: evaluations before and after training, and metrics sampled at the end of training."""
     evaluated = {name: value for entry in run["log"] for name, value in entry.items()}
-    found = [name for name in evaluated if name.startswith(("start_", "end_")) and name.endswith(MEASURES)]
-    names = sorted(found, key=lambda name: (name.endswith("true_thoughts"), name))
+    names = sorted(filter(_is_evaluation, evaluated), key=lambda name: (name.endswith("true_thoughts"), name))
     one_evaluation = "task" in run and len({_evaluation_set(name) for name in names}) == 1
     row = {_column(name, one_evaluation): evaluated[name] for name in names}
     for name, words in SAMPLED.items():
         if len(values := curve(run, name)):
             row[words] = float(values[-LAST_UPDATES:].mean())
     return row
+
+
+def _is_evaluation(name: str) -> bool:
+    return name.startswith(("start_", "end_")) and name.endswith(MEASURES)
 
 
 def _column(name: str, one_evaluation: bool) -> str:
@@ -171,56 +185,22 @@ def comparison_markdown(runs: Sequence[Run]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def draw_band(
-    axis: Any,
-    runs: Sequence[Run],
-    name: str,
-    label: str,
-    colour: str | None = None,
-    over: str = "update",
-    style: str = "-",
-) -> None:
-    """Draw the mean over runs as a line, with their range as a band.
-
-    Args:
-        over: What is on the x-axis: "update", or a logged number, e.g. "env_steps" if updates differ in size.
-    """
-    drawn = [(positions(run, name, over), curve(run, name)) for run in runs if len(curve(run, name))]
-    if not drawn:
-        return
-    # Up to where the first run ends, at the points of the first: those of the others may lie elsewhere.
-    end = min(x[-1] for x, _ in drawn)
-    shared = drawn[0][0][drawn[0][0] <= end]
-    values = np.array([np.interp(shared, x, y) for x, y in drawn])
-    (line,) = axis.plot(shared, values.mean(0), style, label=label, color=colour, linewidth=2)
-    axis.fill_between(shared, values.min(0), values.max(0), alpha=0.2, color=line.get_color(), linewidth=0)
-
-
-def positions(run: Run, name: str, over: str) -> np.ndarray:
-    """Where on the x-axis the values of `curve` are."""
-    if over == "update":
-        return np.arange(1, len(curve(run, name)) + 1)
-    return np.array([entry[over] for entry in run["log"] if name in entry])
-
-
-def draw_curves(runs: Sequence[Run], file: str | Path, curves: Mapping[str, str] = CURVES) -> None:
-    """Draw one panel per curve, with one band per arm; in a study of several tasks, a row of panels per task."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError('Curves need matplotlib: pip install "trl-gtr[report]"') from None
-
-    tasks = by("task", runs)
-    methods = list(dict.fromkeys(arm.removesuffix(GUIDED) for arm in by("arm", runs)))
-    figure = Figure(figsize=(4 * len(curves), 3.2 * len(tasks)), layout="constrained")
-    axes = figure.subplots(len(tasks), len(curves), squeeze=False)
-    for row, (task, of_task) in zip(axes, tasks.items(), strict=True):
-        over = "env_steps" if task else "update"
-        for axis, (name, title) in zip(row, curves.items(), strict=True):
-            for arm, mine in by("arm", of_task).items():
-                colour = f"C{methods.index(arm.removesuffix(GUIDED)) % 10}"
-                draw_band(axis, mine, name, arm, colour, over, "--" if arm.endswith(GUIDED) else "-")
-            axis.set(title=f"{task}: {title}" if task else title, xlabel=over.replace("_", " "), ylim=(-0.02, 1.02))
-            axis.grid(alpha=0.3)
-    axes[0][0].legend(fontsize=8)
-    figure.savefig(file, dpi=120)
+def guidance_markdown(runs: Sequence[Run]) -> str:
+    """One row per task and method: success and true thoughts alone and guided, and what guidance adds on each seed."""
+    lines = [
+        "| task | method | success alone | guided | added | true thoughts alone | guided | added |",
+        "| --- " * 8 + "|",
+    ]
+    for task, of_task in by("task", runs).items():
+        arms = by("arm", of_task)
+        for method in (arm for arm in arms if not arm.endswith(GUIDED)):
+            cells = [task, method]
+            for name in ("success", "true thoughts"):
+                alone, guided = (
+                    {run["seed"]: summary(run)[f"end {name}"] for run in arms[arm]}
+                    for arm in (method, method + GUIDED)
+                )
+                added = [guided[seed] - alone[seed] for seed in alone]
+                cells += [interval(list(alone.values())), interval(list(guided.values())), interval(added)]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"

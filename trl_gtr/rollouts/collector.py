@@ -10,8 +10,11 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
 
 import cloudpickle
 import gymnasium as gym
@@ -37,6 +40,8 @@ MIN_CORRECTION_WORKERS = 32
 """Enough that a call from an earlier rollout that never returns doesn't block others."""
 MAX_CORRECTION_WORKERS = 256
 """Upper limit on threads in a run."""
+T = TypeVar("T")
+R = TypeVar("R")
 _NO_IMAGE = np.zeros((0, 0, 3), np.uint8)
 
 
@@ -115,10 +120,11 @@ class RolloutCollector:
         self.pickle_environments, self.exact_resume = pickle_environments, exact_resume
         self._rewound: dict[str, Any] | None = None
         self.num_envs = num_envs
-        self.parts = [
-            Part(make_vector_env(self.rules, len(places), pickle_environments, vectorization), places)
-            for places in self._split(num_envs)
-        ]
+        self.in_workers = vectorization.workers(task) is not None  # where an episode may be lost
+        self.parts = self._each(
+            lambda places: Part(make_vector_env(self.rules, len(places), pickle_environments, vectorization), places),
+            self._split(num_envs),
+        )
         self.correction_workers = correction_workers
         self.pool = DaemonPool(correction_workers or MIN_CORRECTION_WORKERS, "corrector")
         self._concurrency_advised = -1
@@ -131,10 +137,12 @@ class RolloutCollector:
         self.ended = [0] * num_envs
         self._start()
 
-    @property
-    def in_workers(self) -> bool:
-        """Whether the environments run in workers, where an episode may be lost."""
-        return isinstance(self.parts[0].envs, WorkerVectorEnv)
+    def _each(self, do: Callable[[T], R], parts: Sequence[T]) -> list[R]:
+        """Do this for each part, for all at the same time if their environments are in other processes."""
+        if len(parts) == 1 or not self.in_workers:
+            return list(map(do, parts))
+        with ThreadPoolExecutor(len(parts)) as threads:
+            return list(threads.map(do, parts))
 
     @staticmethod
     def _split(num_envs: int) -> list[range]:
@@ -143,12 +151,15 @@ class RolloutCollector:
 
     def _start(self) -> None:
         """Begin the first episodes."""
-        for part in self.parts:
+
+        def begin(part: Part) -> None:
             env_seeds: list[int | None] = [
                 int(np.random.SeedSequence([self.seed, self.first_index + i]).generate_state(1)[0])
                 for i in part.places
             ]
             self._observe(part, *part.envs.reset(seed=env_seeds))
+
+        self._each(begin, self.parts)
 
     def _observe(self, part: Part, observations: Any, infos: Mapping[str, Any]) -> None:
         for i, image, info in zip(part.places, observations, unpack_infos(infos, len(part.places)), strict=True):
@@ -369,7 +380,7 @@ class RolloutCollector:
             return self._rewound
         try:
             state = {
-                "environments": [state for part in self.parts for state in part.envs.get_states()],
+                "environments": list(chain(*self._each(lambda part: part.envs.get_states(), self.parts))),
                 "random": [dict(rng.bit_generator.state) for rng in self.rngs],
                 "episodes": [list(episode) for episode in self.episodes],
                 "ended": list(self.ended),
@@ -397,9 +408,7 @@ class RolloutCollector:
         if stored != self.num_envs:
             raise ValueError(f"The checkpoint holds {stored} environments for this process, not {self.num_envs}.")
         try:
-            for part in self.parts:
-                states = state["environments"][part.places.start : part.places.stop]
-                self._observe(part, *part.envs.set_states(states, self.exact_resume))
+            self._each(partial(self._restore, state["environments"]), self.parts)
         except ValueError as error:
             raise ValueError(
                 f"The checkpoint's episodes can't be continued: {error} If package versions have changed since it was "
@@ -415,11 +424,14 @@ class RolloutCollector:
                 memory.clear()
         self._rewound = None
 
+    def _restore(self, environments: Sequence[Any], part: Part) -> None:
+        states = environments[part.places.start : part.places.stop]
+        self._observe(part, *part.envs.set_states(states, self.exact_resume))
+
     def rewind(self, state: dict[str, Any]) -> None:
         """Go back to an earlier state. Its episodes are replayed lazily."""
         self._rewound = state
 
     def close(self) -> None:
         """Close the environments, including any worker processes."""
-        for part in self.parts:
-            part.envs.close()
+        self._each(lambda part: part.envs.close(), self.parts)

@@ -15,7 +15,8 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from .. import tiny_llava
 from ..config import GTRConfig
-from ..evaluation.comparison import CURVES, curve, draw_curves
+from ..evaluation.comparison import CURVES, curve
+from ..evaluation.comparison_figures import draw_curves
 from ..responses.safe_text import storable
 from ..storage.files import atomic_write
 from ..tasks import module_of
