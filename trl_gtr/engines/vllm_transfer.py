@@ -112,7 +112,12 @@ class StreamTransfer(WeightTransfer):
         if members != self._members:
             self._stream = None
         name = uuid.uuid4().hex if self._stream is None else self._stream.name
-        group = {"name": name, "size": 1 + len(members), "backend": self.backend, "timeout": self.timeout}
+        group: dict[str, Any] = {
+            "name": name,
+            "size": 1 + len(members),
+            "backend": self.backend,
+            "timeout": self.timeout,
+        }
         where = {"host": _address_towards(connection.base_url), "port": self._store.port}
         answer = self._pool.submit(connection.call, "gtr_receive", json.dumps(where | group), version)
         try:
