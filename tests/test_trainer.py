@@ -966,6 +966,11 @@ def test_a_foreign_or_damaged_checkpoint_is_refused_with_what_differs(make_train
     alone = contents.read_text()
     contents.write_text(alone.replace('"processes": 1', '"processes": 2'))
     assert "from a run with 2 processes, not 1" in refusal(allow_changed_config=True)
+    older = json.loads(alone)
+    del older["settings"]["gamma"]  # from a version without this setting
+    contents.write_text(json.dumps(older))
+    assert "gamma was 0.9 and is 0.5" in refusal(gamma=0.5)
+    make_trainer().train(resume_from_checkpoint=str(checkpoint))
     contents.write_text(alone)
     weights = checkpoint / "model.safetensors"
     whole = weights.read_bytes()

@@ -12,7 +12,7 @@ import json
 import platform
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +128,9 @@ class Manifest:
         self.check_files(folder)
         self.check_task(folder, now.task)
         then_all, now_all = self._compared(), now._compared()
+        for setting in fields(GTRConfig):
+            if setting.name in now_all:  # one that an older version didn't have yet was then what is its default now
+                then_all.setdefault(setting.name, setting.default)
         changed = [name for name in {**then_all, **now_all} if then_all.get(name) != now_all.get(name)]
         if "processes" in changed:
             raise ValueError(
