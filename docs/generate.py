@@ -10,11 +10,12 @@ import ast
 import dataclasses
 import importlib
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 DOCS = Path(__file__).parent
 PART = re.compile(r"(<!-- begin generated: (.+?) -->\n).*?(<!-- end generated -->)", re.DOTALL)
@@ -96,6 +97,25 @@ def functions(paths: str) -> str:
     return "\n\n".join(parts)
 
 
+def guidance(study: str) -> str:
+    """What each method reaches alone and with guidance, from a study's numbers in `assets/results`."""
+    from trl_gtr.evaluation.comparison import guidance_markdown
+
+    return guidance_markdown(_runs(study)).rstrip()
+
+
+def costs(study: str) -> str:
+    """What each method costs, from a study's numbers."""
+    from trl_gtr.evaluation.comparison import cost_markdown
+
+    return cost_markdown(_runs(study)).rstrip()
+
+
+def _runs(study: str) -> list[dict[str, Any]]:
+    runs: list[dict[str, Any]] = json.loads((DOCS / "assets" / "results" / f"{study}.json").read_text("utf-8"))
+    return runs
+
+
 PARTS: dict[str, Callable[..., str]] = {
     "configuration": configuration_fields,
     "arguments": arguments,
@@ -104,6 +124,8 @@ PARTS: dict[str, Callable[..., str]] = {
     "members": members,
     "docstring": docstring,
     "functions": functions,
+    "guidance": guidance,
+    "costs": costs,
 }
 
 

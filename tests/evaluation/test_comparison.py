@@ -9,6 +9,7 @@ from trl_gtr.evaluation.comparison import (
     compact,
     comparison_markdown,
     comparison_table,
+    cost_markdown,
     curve,
     guidance_markdown,
     interval,
@@ -130,12 +131,14 @@ def test_guidance_is_compared_seed_by_seed(tmp_path) -> None:  # type: ignore[no
     ends = {"grpo": (0.1, 0.7, 0.4), "grpo_guided": (0.4, 0.8, 0.6)}
     runs = [run(arm, seed, [0.2], end) | {"task": "cards"} for arm in ends for seed, end in enumerate(ends[arm])]
     for made in runs:
-        made["log"][1]["env_steps"] = 64
+        guided = made["arm"].endswith("_guided")
+        made["log"][1] |= {"env_steps": 64, "speed/steps_per_second": 5.0 if guided else 8.0, "memory/cpu_gb": 1.5}
     _, _, row = guidance_markdown(runs).splitlines()
     half = 4.30 * 0.1 / np.sqrt(3)
     assert row.startswith("| cards | grpo | 0.400 ± ")
     assert f"| 0.200 ± {half:.3f} |" in row
     assert row.endswith("| 0.000 ± 0.000 |")  # the thoughts are alike
+    assert cost_markdown(runs).splitlines()[2] == "| grpo | 8 | 5 | 1.5 | 1.5 |"
     draw_guidance(runs, tmp_path / "guidance.png")
     assert (tmp_path / "guidance.png").read_bytes().startswith(b"\x89PNG")
 

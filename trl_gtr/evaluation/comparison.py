@@ -180,27 +180,38 @@ def comparison_table(runs: Sequence[Run], title: str) -> Table:
 
 def comparison_markdown(runs: Sequence[Run]) -> str:
     """The same table as Markdown."""
-    rows = comparison_rows(runs)
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return _markdown(comparison_rows(runs))
 
 
 def guidance_markdown(runs: Sequence[Run]) -> str:
     """One row per task and method: success and true thoughts alone and guided, and what guidance adds on each seed."""
-    lines = [
-        "| task | method | success alone | guided | added | true thoughts alone | guided | added |",
-        "| --- " * 8 + "|",
-    ]
+    rows = []
     for task, of_task in by("task", runs).items():
         arms = by("arm", of_task)
         for method in (arm for arm in arms if not arm.endswith(GUIDED)):
-            cells = [task, method]
+            row = {"task": task, "method": method}
             for name in ("success", "true thoughts"):
                 alone, guided = (
                     {run["seed"]: summary(run)[f"end {name}"] for run in arms[arm]}
                     for arm in (method, method + GUIDED)
                 )
-                added = [guided[seed] - alone[seed] for seed in alone]
-                cells += [interval(list(alone.values())), interval(list(guided.values())), interval(added)]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+                row[f"{name}: alone"] = interval(list(alone.values()))
+                row[f"{name}: guided"] = interval(list(guided.values()))
+                row[f"{name}: added"] = interval([guided[seed] - alone[seed] for seed in alone])
+            rows.append(row)
+    return _markdown(rows)
+
+
+def cost_markdown(runs: Sequence[Run]) -> str:
+    """One row per method: what it costs alone and guided."""
+    arms, rows = by("arm", runs), []
+    for method in (arm for arm in arms if not arm.endswith(GUIDED)):
+        alone, guided = costs(arms[method]), costs(arms[method + GUIDED])
+        cells = {f"{name}: {how}": of[name] for name in alone for how, of in (("alone", alone), ("guided", guided))}
+        rows.append({"method": method} | cells)
+    return _markdown(rows)
+
+
+def _markdown(rows: Sequence[Mapping[str, str]]) -> str:
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
