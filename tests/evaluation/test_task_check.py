@@ -107,6 +107,8 @@ def test_what_is_missing() -> None:
         ({"prompt": lambda self, o, i: f"Is it {i['colour']}?"}, "doubtful: prompt: changes with info['colour'], but"),
         ({"prompt": lambda self, o, i: i["color"]}, "wrong: prompt: raises KeyError: 'color'"),
         ({"prompt": lambda self, o, i: None}, "wrong: prompt: must be a non-empty string, not None"),
+        ({"earlier_prompt": lambda self, o, i: 7}, "wrong: earlier_prompt: must be a non-empty string, not 7"),
+        ({"earlier_prompt": lambda self, o, i: i["color"]}, "wrong: earlier_prompt: raises KeyError: 'color'"),
         ({"public_state": lambda self, i: {"of": object()}}, "wrong: public_state: raises ValueError: a task's"),
         ({"legal_actions": lambda self, i: []}, "wrong: legal_actions: must return at least one action"),
         ({"legal_actions": lambda self, i: [*COLOURS, "pink"]}, "wrong: to_env_action: returns None for 'pink'"),

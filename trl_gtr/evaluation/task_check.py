@@ -277,11 +277,10 @@ class _Check:
 
     def _check_prompts(self) -> None:
         for observation, info in self.states:
-            prompt = self._try("prompt", self.task.prompt, observation, info)
+            prompt = self._words("prompt", self.task.prompt, observation, info)
             if prompt is _FAILED:
                 return
-            if not isinstance(prompt, str) or not prompt.strip():
-                self._wrong("prompt", f"must be a non-empty string, not {prompt!r}")
+            if self._words("earlier_prompt", self.task.earlier_prompt, observation, info) is _FAILED:
                 return
             state = self._try("public_state", self.task.public_state, info)
             if state is _FAILED:
@@ -295,6 +294,14 @@ class _Check:
                 f"changes with info[{key!r}], but `public_state` doesn't: if players may know it, add it to "
                 "`public_state`; otherwise the prompt leaks it",
             )
+
+    def _words(self, member: str, function: Callable[..., Any], *state: Any) -> Any:
+        """What the agent is told, or `_FAILED`."""
+        words = self._try(member, function, *state)
+        if words is _FAILED or (isinstance(words, str) and words.strip()):
+            return words
+        self._wrong(member, f"must be a non-empty string, not {words!r}")
+        return _FAILED
 
     def _leaks(self) -> list[str]:
         """Keys of `info` that change the prompt without changing the public state."""
