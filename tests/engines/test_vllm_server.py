@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -211,6 +212,14 @@ def test_a_server_that_fails_in_mid_stream_is_not_waited_for(streaming: VLLMEngi
     server.received = Receiver()
     streaming.sync(streaming.model)
     assert holds_the_weights_of(streaming, server)
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        with pytest.raises(ValueError, match=r"Can't listen at port \d+: set `vllm_group_port`"):
+            StreamTransfer("gloo", taken.getsockname()[1], 5)
 
 
 def test_another_process_sends_what_it_has(policy: Any, server: FakeVLLM) -> None:

@@ -86,7 +86,7 @@ class VLLMServer(Backend):
 
     def _replace(self, weights: Weights, version: str) -> str:
         offered = self.transfer.offer(weights, version)
-        self._until_answered(lambda: self._send(version))
+        self._state = self._until_answered(lambda: self._send(version))
         return offered
 
     def sample(self, requests: Sequence[Request], version: str) -> list[Sampled]:
@@ -101,12 +101,13 @@ class VLLMServer(Backend):
         The state before may be an older one, for it counts how often weights were loaded.
         """
         with self._sending:
-            if self._state.get("version") != version:
-                self._state = self.connection.call("gtr_state")
-            if self._state["version"] != version:
-                logger.warning("The vLLM server has lost the latest weights (was it restarted?): it gets them again.")
-                self._send(version)
             before = self._state
+            if before.get("version") != version:
+                before = self.connection.call("gtr_state")
+            if before["version"] != version:
+                logger.warning("The vLLM server has lost the latest weights (was it restarted?): it gets them again.")
+                before = self._send(version)
+            self._state = before
         asked = [self._pool.submit(self._ask, each) for each in requests]
         wait(asked)  # after a failure too, so that none is still under way when they are repeated
         sampled = [each.result() for each in asked]
@@ -114,15 +115,14 @@ class VLLMServer(Backend):
             raise ServerLost("its weights changed while it was sampling: it was restarted, or another run uses it too")
         return sampled
 
-    def _send(self, version: str) -> None:
+    def _send(self, version: str) -> dict[str, Any]:
         """Have the server load the weights, and forget everything computed with the old ones."""
-        self._state = {}
         state = self.transfer.send(self.connection, version)
         if not self.connection.post("/reset_prefix_cache?reset_running_requests=true")["success"]:
             raise ServerLost("its prefix cache, from the old weights, could not be emptied")
         for cache in ("mm", "encoder"):
             self.connection.post(f"/reset_{cache}_cache")
-        self._state = state
+        return state
 
     def _ask(self, request: Request) -> Sampled:
         body = {

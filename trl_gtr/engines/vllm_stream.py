@@ -97,4 +97,7 @@ def open_store(port: int, timeout: float) -> dist.TCPStore:
         port: To listen at; 0: any free one.
     """
     wait = timedelta(seconds=timeout)
-    return dist.TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False, timeout=wait)
+    try:
+        return dist.TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False, timeout=wait)
+    except dist.DistNetworkError as error:
+        raise ValueError(f"Can't listen at port {port}: set `vllm_group_port` to a free one. ({error})") from error

@@ -53,7 +53,7 @@ class FileTransfer(WeightTransfer):
 
     def offer(self, weights: Weights, version: str) -> str:
         if self._file:
-            Path(self._file).unlink()  # there may be no room for both
+            Path(self._file).unlink(missing_ok=True)  # there may be no room for both
         self._file = str(write_weights(weights(), self._scratch.path / f"{version}.safetensors"))
         return self._file
 
