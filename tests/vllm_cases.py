@@ -10,7 +10,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from trl_gtr.engines.vllm_worker import WeightReceiver, plain_config
 
@@ -19,21 +18,25 @@ class Receiver(WeightReceiver):
     """A worker that keeps what it receives, instead of loading it.
 
     Args:
+        config: What it claims to serve.
         stop_after: Fail after so many tensors.
     """
 
     rank = 0
 
-    def __init__(self, stop_after: int | None = None) -> None:
-        self.gtr_process, self.stop_after = uuid.uuid4().hex, stop_after
+    def __init__(self, config: dict[str, Any], stop_after: int | None = None) -> None:
+        self.config, self.gtr_process, self.stop_after = config, uuid.uuid4().hex, stop_after
         self.weights: dict[str, torch.Tensor] = {}
 
-    def gtr_load(self, weights: Iterable[tuple[str, torch.Tensor]], version: str) -> dict[str, Any]:
+    def gtr_load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self.weights = {}
         for name, weight in weights:
             self.weights[name] = weight
             if len(self.weights) == self.stop_after:
                 raise OSError("out of memory")
-        return {}
+
+    def gtr_config(self) -> dict[str, Any]:
+        return self.config
 
 
 class FakeVLLM:
@@ -42,7 +45,7 @@ class FakeVLLM:
     Args:
         model: What it claims to serve.
         expand: From a prompt's ids to those with expanded image tokens.
-        fail: Called with each path; a returned number is answered as HTTP status.
+        fail: Called with each path and body; a returned number is answered as HTTP status.
     """
 
     def __init__(
@@ -50,12 +53,11 @@ class FakeVLLM:
         model: Any,
         expand: Callable[[list[int]], list[int]],
         ids: list[int],
-        fail: Callable[[str], int | None] = lambda path: None,
+        fail: Callable[[str, dict[str, Any]], int | None] = lambda path, body: None,
     ) -> None:
-        self.config, self.expand, self.ids, self.fail = plain_config(model.config), expand, ids, fail
-        self.version, self.loads, self.busy, self.received = "", 0, 0, Receiver()
+        self.expand, self.ids, self.fail, self.busy = expand, ids, fail, 0
+        self.worker = Receiver(plain_config(model.config))
         self.posts: list[tuple[str, dict[str, Any]]] = []
-        self.weights: dict[str, Any] = {}
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
 
@@ -73,7 +75,7 @@ class FakeVLLM:
 
     def forget(self) -> None:
         """What a restart does to it."""
-        self.version, self.loads, self.received = "", 0, Receiver()
+        self.worker = Receiver(self.worker.config)
 
     def count(self, part: str) -> int:
         """Requests whose path or method holds this."""
@@ -81,7 +83,7 @@ class FakeVLLM:
 
     def answer(self, path: str, body: dict[str, Any]) -> Any:
         if path == "/collective_rpc":
-            return {"results": [getattr(self, f"_{body['method']}")(*body["args"])]}
+            return {"results": [getattr(self.worker, body["method"])(*body["args"])]}
         if path == "/inference/v1/generate":
             content = [{"token_id": token, "logprob": -0.5} for token in self.ids]
             choice = {"token_ids": self.ids, "logprobs": {"content": content}, "finish_reason": "stop"}
@@ -91,33 +93,16 @@ class FakeVLLM:
             return {"success": self.busy < 0}
         return None
 
-    def _gtr_config(self) -> dict[str, Any]:
-        return self.config
-
-    def _gtr_state(self) -> dict[str, Any]:
-        return {"version": self.version, "loads": self.loads, "process": self.received.gtr_process}
-
-    def _gtr_receive(self, place: str, version: str) -> dict[str, Any]:
-        self.received.gtr_receive(place, version)
-        self.weights, self.version, self.loads = self.received.weights, version, self.loads + 1
-        return self._gtr_state()
-
-    def _gtr_load_file(self, path: str, version: str) -> dict[str, Any]:
-        with safe_open(path, "pt") as tensors:
-            self.weights = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118 (not a mapping)
-        self.version, self.loads = version, self.loads + 1
-        return self._gtr_state()
-
 
 def _handler(server: FakeVLLM) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self._reply(server.fail(self.path) or 200, None)
+            self._reply(server.fail(self.path, {}) or 200, None)
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             server.posts.append((self.path, body))
-            status = server.fail(self.path)
+            status = server.fail(self.path, body)
             try:
                 self._reply(status or 200, {"error": "told to fail"} if status else server.answer(self.path, body))
             except OSError as error:  # as FastAPI does with an exception of a worker

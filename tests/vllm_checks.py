@@ -222,7 +222,7 @@ def shared(url: str) -> dict[str, Any]:
         PartialState(cpu=True)
         [place] = broadcast_object_list([folder])
         options = {"vllm_mode": "server", "vllm_base_url": url, "vllm_sync": "gloo", "per_device_train_batch_size": 4}
-        return {"log": run(place, **options)}
+        return {"log": run(place, **options), "processes": PartialState().num_processes}
 
 
 if __name__ == "__main__":

@@ -176,7 +176,8 @@ class GTRConfig(EngineFields, EnvironmentFields, PPOConfig):
     )
     target_kl: float | None = _field(
         None,
-        "Stop an update's PPO epochs once a mini-batch's approximate KL, over all processes, exceeds this.",
+        "Stop an update's PPO epochs once a mini-batch's approximate KL, over all processes, exceeds this. It is per "
+        "response, or per token with `ratio_level='token'`.",
         above=0,
     )
     min_advantage_std: float = _field(

@@ -24,6 +24,7 @@ from .distributed.processes import Processes
 from .distributed.progress import BarProgress, Progress
 from .distributed.signals import StopSignals
 from .distributed.trl_bridge import PPOBridge
+from .engines.base import EngineLost
 from .engines.choice import EngineMaker
 from .evaluation.all_ranks import evaluate_on_all_ranks
 from .evaluation.evaluate import count_episodes
@@ -32,7 +33,7 @@ from .guides.base import Guide, GuidedRun
 from .guides.corrected import choose_guide
 from .guides.sft_data import corrections_dataset
 from .learning.advantages import AdvantageEstimator, choose_estimator
-from .learning.experience import Experience, ExperienceMaker, Scorer, check_shaping
+from .learning.experience import Experience, ExperienceMaker, NoGroupEnded, Scorer, check_shaping
 from .learning.losses import choose_objective
 from .learning.mismatch import SamplerMismatch
 from .learning.update import Updater
@@ -100,6 +101,7 @@ class GTRTrainer(PPOBridge):
         self.task, self.eval_task = task, Task.ensure(eval_task or task)
         self.guide = choose_guide(guide, corrector, args)
         self.guide.check(task)
+        self.guide.check_settings(args)
         self.corrector = self.guide.corrector
         self.estimator = choose_estimator(advantage_estimator, args, task)
         check_shaping(self.guide, self.estimator)
@@ -189,7 +191,7 @@ class GTRTrainer(PPOBridge):
                     with clock("score"):
                         scores = self._score(rollout, means, before)  # 2. log-probs of the policy that acted
                     with clock("guide"):
-                        corrected = self.guide.labels(rollout, update, means)  # 3. add the guide's labels
+                        corrected = self._label(rollout, means, before)  # 3. add the guide's labels
                     with clock("score"):
                         experience = self.make_experience(rollout, scores, corrected, means)  # 4. advantages
                     with clock("update"):
@@ -198,8 +200,10 @@ class GTRTrainer(PPOBridge):
                     with clock("guide"):
                         self.guide.after_update(self.trained.policy, means)
                     with clock("sync"):
-                        self.engine.sync(self.trained.policy)
-                    self._finish_update(rollout, experience, means, rollout.times | clock.seconds)  # 6. log, save
+                        lost = self._sync()
+                    self._finish_update(
+                        rollout, experience, means, rollout.times | clock.seconds, lost
+                    )  # 6. log, save
                     if self.stopper.stop_if_spent(self.state.global_step, rollout.stop_reason):
                         self.control.should_training_stop = True
                     self.stopper.raise_if_diverged(self.state.global_step, self.updater)
@@ -252,8 +256,11 @@ class GTRTrainer(PPOBridge):
             progress=self.progress,
         )
         before = self.stopper.snapshot(step)
-        with self.engine.ready():
-            collected = collect_on_all_ranks(play, self.processes, lambda: self.signals.received)
+        try:
+            with self.engine.ready():
+                collected = collect_on_all_ranks(play, self.processes, lambda: self.signals.received)
+        except EngineLost as error:
+            self.stopper.abandon_rollout(step, error, before)
         self.stopper.stop_on_signal(step, collected.received, collected.faults, before)
         if self.is_world_process_zero() and not self.estimator.needs_groups:
             collected.warn_of_late(planned=args.rollout_steps * self.collector.num_envs)
@@ -263,13 +270,32 @@ class GTRTrainer(PPOBridge):
         self.progress.begin("score", 1, "rollout")
         try:
             return self.make_experience.score(rollout, means)
-        except SamplerMismatch as error:
+        except (SamplerMismatch, NoGroupEnded) as error:
             self.stopper.abandon_rollout(self.state.global_step, error, before)
 
+    def _label(self, rollout: Rollout, means: Means, before: Snapshot | None) -> int:
+        try:
+            return self.guide.labels(rollout, self.state.global_step, means)
+        except EngineLost as error:
+            self.stopper.abandon_rollout(self.state.global_step, error, before)
+
+    def _sync(self) -> EngineLost | None:
+        """Give the engine the new weights. Returns why it can't take them, for the update is to be saved first."""
+        try:
+            self.engine.sync(self.trained.policy)
+        except EngineLost as error:
+            return error
+        return None
+
     def _finish_update(
-        self, rollout: Rollout, experience: Experience, means: Means, seconds: dict[str, float]
+        self,
+        rollout: Rollout,
+        experience: Experience,
+        means: Means,
+        seconds: dict[str, float],
+        lost: EngineLost | None = None,
     ) -> None:
-        """Update counters, log, and evaluate or save if the callbacks ask for it."""
+        """Update counters, log, and evaluate or save if the callbacks ask for it. Without an engine, end the run."""
         args, state = self.args, self.state
         learning_rate = self.lr_scheduler.get_last_lr()[0]
         state.global_step += 1
@@ -293,11 +319,16 @@ class GTRTrainer(PPOBridge):
             if args.log_completions and self.is_world_process_zero():
                 advantages = experience.advantages.cpu().numpy()
                 print_completions(rollout, args.num_completions_to_print, state.global_step, advantages)
-        if self.control.should_evaluate:
-            self.evaluate()
+        if self.control.should_evaluate and lost is None:
+            try:
+                self.evaluate()
+            except EngineLost as error:
+                lost = error
         if self.control.should_save:
             self._save_checkpoint(self.model, trial=None)
             self.control = self.callback_handler.on_save(args, state, self.control)
+        if lost is not None:
+            self.stopper.end_run(state.global_step, lost)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the policy (or adapter) as an ordinary `from_pretrained` folder, plus value head and manifest."""

@@ -26,6 +26,7 @@ pytestmark = [
 ]
 TESTS = ROOT / "tests"
 CPU_SETTINGS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
+TWO_PROCESSES = ROOT / "examples" / "accelerate_configs" / "cpu_2proc.yaml"
 EXACT = 1e-4
 
 
@@ -34,9 +35,9 @@ def environment() -> dict[str, str]:
     return os.environ | CPU_SETTINGS | {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
 
-def measure(kind: str, folder: Path, *options: str, processes: int = 1) -> Any:
+def measure(kind: str, folder: Path, *options: str, two_processes: bool = False) -> Any:
     """What vllm_checks.py finds."""
-    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", str(processes)] if processes > 1 else []
+    launch = ["-m", "accelerate.commands.launch", "--config_file", str(TWO_PROCESSES)] if two_processes else []
     command = [sys.executable, *launch, str(TESTS / "vllm_checks.py"), kind, str(folder / "found.json"), *options]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
@@ -136,7 +137,8 @@ def sampler_differences(log: list[dict[str, Any]]) -> list[float]:
 
 
 def test_two_processes_share_a_server(server: Server, tmp_path: Path) -> None:
-    found = measure("shared", tmp_path, server.url, processes=2)
+    found = measure("shared", tmp_path, server.url, two_processes=True)
+    assert found["processes"] == 2
     differences = sampler_differences(found["log"])
     assert len(differences) == 3
     assert max(differences) < 5 * EXACT  # its image processor may resize in another way than the learner's

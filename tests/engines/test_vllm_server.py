@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,15 +75,19 @@ def streaming(policy: Any, server: FakeVLLM) -> Iterator[VLLMEngine]:
     made.close()
 
 
-def failing(times: int, part: str, status: int = 500) -> Callable[[str], int | None]:
+def failing(times: int, part: str, status: int = 500) -> Callable[[str, dict[str, Any]], int | None]:
     """Answers this often with an error where the path holds `part`."""
     left = [times]
 
-    def fail(path: str) -> int | None:
+    def fail(path: str, body: dict[str, Any]) -> int | None:
         left[0] -= part in path
         return status if part in path and left[0] >= 0 else None
 
     return fail
+
+
+def failing_method(method: str) -> Callable[[str, dict[str, Any]], int | None]:
+    return lambda path, body: 500 if body.get("method") == method else None
 
 
 def test_weights_arrive_and_caches_are_reset(engine: VLLMEngine, server: FakeVLLM, tmp_path: Path) -> None:
@@ -90,11 +95,11 @@ def test_weights_arrive_and_caches_are_reset(engine: VLLMEngine, server: FakeVLL
         generations = engine.generate(PROMPTS, IMAGES)
     assert [each.logprobs.tolist() for each in generations] == [[-0.5, -0.5]] * 3
     own = dict(engine.model.named_parameters())
-    assert server.weights.keys() == own.keys()
-    assert all(torch.equal(server.weights[name], own[name]) for name in own)
+    assert server.worker.weights.keys() == own.keys()
+    assert all(torch.equal(server.worker.weights[name], own[name]) for name in own)
     assert [server.count(f"reset_{cache}_cache") for cache in ("prefix", "mm", "encoder")] == [1, 1, 1]
     engine.sync(engine.model)
-    assert server.version == engine.version
+    assert server.worker.gtr_version == engine.version
     assert len(list(tmp_path.rglob("*.safetensors"))) == 1  # the one for a server that is restarted
     image = next(body for path, body in server.posts if "generate" in path)["content_parts"][0]
     assert image["url"].startswith("data:image/png;base64,")
@@ -104,7 +109,7 @@ def test_a_restarted_server_gets_the_weights_again(engine: VLLMEngine, server: F
     with engine.ready():
         server.forget()
         engine.generate(PROMPTS, IMAGES)
-        assert server.version == engine.version
+        assert server.worker.gtr_version == engine.version
         assert server.count("gtr_load_file") == 2
         engine.generate(PROMPTS, IMAGES)
     assert server.count("gtr_load_file") == 2
@@ -131,18 +136,18 @@ def test_responses_from_weights_that_changed_meanwhile_are_dropped(engine: VLLME
         def answer(path: str, body: dict[str, Any]) -> Any:
             if "generate" in path and others[0] > 0:
                 others[0] -= 1
-                server.version = "of another run"
+                server.worker.gtr_version = "of another run"
             return real(path, body)
 
         server.answer = answer  # type: ignore[method-assign]
         engine.generate(PROMPTS, IMAGES)
     assert server.count("generate") == 6
-    assert server.version == engine.version
+    assert server.worker.gtr_version == engine.version
 
 
 def test_another_model_is_refused(policy: Any, server: FakeVLLM) -> None:
     model, _ = policy
-    server.config = server.config | {"text_config.hidden_size": 64}
+    server.worker.config |= {"text_config.hidden_size": 64}
     with pytest.raises(ValueError, match=r"another model than the run's \(text_config.hidden_size: 64, not 32\)"):
         VLLMServer(Connection(server.url, 5), model, FileTransfer())
 
@@ -177,20 +182,22 @@ def test_a_cache_of_old_weights_is_not_left_behind(engine: VLLMEngine, server: F
 
 def holds_the_weights_of(engine: VLLMEngine, server: FakeVLLM) -> bool:
     own = dict(engine.model.named_parameters())
-    arrived = server.weights.keys() == own.keys() and all(torch.equal(server.weights[name], own[name]) for name in own)
-    return arrived and server.version == engine.version
+    arrived = server.worker.weights.keys() == own.keys() and all(
+        torch.equal(server.worker.weights[name], own[name]) for name in own
+    )
+    return arrived and server.worker.gtr_version == engine.version
 
 
 def test_weights_arrive_over_the_network(streaming: VLLMEngine, server: FakeVLLM) -> None:
     with streaming.ready():
         assert len(streaming.generate(PROMPTS, IMAGES)) == 3
     assert holds_the_weights_of(streaming, server)
-    stream = server.received.gtr_stream
+    stream = server.worker.gtr_stream
     with torch.no_grad():
         next(streaming.model.parameters()).add_(1)
     with streaming.ready():
         assert holds_the_weights_of(streaming, server)
-    assert server.received.gtr_stream is stream  # joined once
+    assert server.worker.gtr_stream is stream  # joined once
     assert server.count("gtr_receive") == 2
 
 
@@ -202,14 +209,14 @@ def test_a_restarted_server_joins_again(streaming: VLLMEngine, server: FakeVLLM)
 
 
 def test_a_server_that_fails_in_mid_stream_is_not_waited_for(streaming: VLLMEngine, server: FakeVLLM) -> None:
-    server.received = Receiver(stop_after=3)
+    server.worker = Receiver(server.worker.config, stop_after=3)
     streaming.backend.connection.timeout = 60  # type: ignore[attr-defined]
     streaming.backend.transfer.timeout = 60  # type: ignore[attr-defined]
     began = time.monotonic()
     with pytest.raises(EngineLost, match="out of memory"):
         streaming.sync(streaming.model)
     assert time.monotonic() - began < 30
-    server.received = Receiver()
+    server.worker = Receiver(server.worker.config)
     streaming.sync(streaming.model)
     assert holds_the_weights_of(streaming, server)
 
@@ -218,18 +225,81 @@ def test_a_port_that_is_taken_is_told() -> None:
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))
         taken.listen()
-        with pytest.raises(ValueError, match=r"Can't listen at port \d+: set `vllm_group_port`"):
+        with pytest.raises(ValueError, match=r"Can't listen on port \d+: set `vllm_group_port`"):
             StreamTransfer("gloo", taken.getsockname()[1], 5)
 
 
-def test_another_process_sends_what_it_has(policy: Any, server: FakeVLLM) -> None:
-    """Process 0 synced; a server that was restarted is then found by process 1."""
-    engine = engine_with(StreamTransfer("gloo", 0, 5), policy, server)
-    weights = dict(engine.model.named_parameters())
-    engine.backend.transfer.follow(weights.items, "1")  # type: ignore[attr-defined]
-    engine.backend.transfer.send(engine.backend.connection, "1")  # type: ignore[attr-defined]
-    assert server.weights.keys() == weights.keys()
-    engine.close()
+def of_another_process(engine: VLLMEngine, transfer: WeightTransfer, server: FakeVLLM) -> VLLMEngine:
+    """The engine that another process has after a sync by the first."""
+    backend = VLLMServer(Connection(server.url, 5), engine.model, transfer)
+    other = VLLMEngine(engine.policy, engine.model, backend, name=engine._name)
+    other._syncs, backend.loaded = engine._syncs, engine.version
+    backend.transfer.follow(lambda: engine.model.named_parameters(), "")
+    return other
+
+
+def test_processes_that_share_a_server_send_in_turn(streaming: VLLMEngine, server: FakeVLLM) -> None:
+    streaming.sync(streaming.model)
+    other = of_another_process(streaming, StreamTransfer("gloo", 0, 5), server)
+    server.forget()  # noticed by the other process alone
+    other.generate(PROMPTS, IMAGES)
+    assert holds_the_weights_of(streaming, server)
+    streaming.sync(streaming.model)
+    assert holds_the_weights_of(streaming, server)
+    assert server.count("gtr_receive") == 3  # none had to be repeated
+    other.close()
+
+
+def test_only_one_process_sends_again(engine: VLLMEngine, server: FakeVLLM) -> None:
+    engine.sync(engine.model)
+    server.forget()
+    server.worker.gtr_claim("another process", force=False)
+    sends = threading.Timer(0.1, lambda: server.worker.gtr_use(engine.version))
+    sends.start()
+    assert len(engine.generate(PROMPTS, IMAGES)) == 3
+    assert server.count("gtr_load_file") == 1
+    server.forget()
+    server.worker.gtr_claim("a process that was killed", force=False)
+    engine.backend.connection.timeout = 0.1  # type: ignore[attr-defined]
+    with pytest.raises(EngineLost, match="got no weights from the process that began"):
+        engine.generate(PROMPTS, IMAGES)
+    engine.sync(engine.model)  # the next run
+    assert holds_the_weights_of(engine, server)
+
+
+def test_a_server_that_does_not_know_how_is_not_waited_for(streaming: VLLMEngine, server: FakeVLLM) -> None:
+    streaming.backend.transfer.timeout = 60  # type: ignore[attr-defined]
+    began, server.fail = time.monotonic(), failing_method("gtr_receive")
+    with pytest.raises(EngineLost, match="failed 3 times"):
+        streaming.sync(streaming.model)
+    assert time.monotonic() - began < 30
+
+
+def test_what_is_wrong_with_the_weights_is_no_fault_of_the_server(streaming: VLLMEngine, server: FakeVLLM) -> None:
+    def weights() -> Iterator[Any]:
+        yield from list(streaming.model.named_parameters())[:3]
+        raise MemoryError("the merged layer")
+
+    streaming.backend.transfer.timeout = 60  # type: ignore[attr-defined]
+    began = time.monotonic()
+    with pytest.raises(MemoryError, match="the merged layer"):
+        streaming.backend.load(weights, "1")
+    assert time.monotonic() - began < 30
+    streaming.sync(streaming.model)
+    assert holds_the_weights_of(streaming, server)
+
+
+@pytest.mark.parametrize("fault", [EngineLost("gone"), ValueError("no room: set `vllm_sync_dir`")])
+def test_all_processes_learn_why_process_0_could_not_send(
+    fault: Exception, engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise fault
+
+    monkeypatch.setattr(engine.backend, "processes", SimpleNamespace(rank=0, gather=lambda value: [value]))
+    monkeypatch.setattr(engine.backend.transfer, "offer", refuse)  # type: ignore[attr-defined]
+    with pytest.raises(type(fault), match=str(fault)):
+        engine.sync(engine.model)
 
 
 def test_a_request_costs_one_look_at_the_servers_state(engine: VLLMEngine, server: FakeVLLM) -> None:

@@ -167,10 +167,11 @@ def test_an_error_in_the_background_surfaces(index: int, step: int) -> None:
 
 def test_nothing_goes_on_after_an_error() -> None:
     """Generation fails while the first half is in mid-step: the environments have come to rest when it surfaces."""
-    go_on, steps = threading.Event(), []
+    begun, go_on, steps = threading.Event(), threading.Event(), []
 
     class Slow(ColourEnv):
         def step(self, action: int) -> Any:
+            begun.set()
             assert go_on.wait(timeout=20)
             steps.append(action)
             return super().step(action)
@@ -183,6 +184,7 @@ def test_nothing_goes_on_after_an_error() -> None:
 
     def fail_second(prompts: list[str], images: list[np.ndarray]) -> list[Generation]:
         if next(calls) == 1:
+            assert begun.wait(timeout=20)
             threading.Timer(0.1, go_on.set).start()
             raise FloatingPointError("NaN logits")
         return say_red(prompts, images)

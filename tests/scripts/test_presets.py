@@ -89,7 +89,9 @@ class Restless(ColourTask):
         (["--vf_coef", "0.1"], ColourTask(), "`vf_coef` is for a value head, but 'grpo' trains none"),
         (["--group_size", "1"], ColourTask(), "set `group_size` to 2 or more"),
         (["--group_size", "6"], ColourTask(), "`num_envs` = 64 must be a multiple of group_size"),
-        ([], Restless(), "start differently although they are reset with the same seed"),
+        ([], Restless(), r"start differently although they are reset with the same seed \(.* differs\)"),
+        (["--overlap", "true"], ColourTask(), "`overlap` doesn't work with groups"),
+        (["--rollout_timeout", "1e-9"], ColourTask(), "An episode takes longer than `rollout_timeout`"),
     ],
 )
 def test_what_a_group_method_cannot_do_is_said_before_loading(words, task, error) -> None:

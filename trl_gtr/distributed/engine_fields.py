@@ -44,7 +44,7 @@ class EngineFields:
     )
     vllm_group_port: int = _field(
         51216,
-        "Port at which a process sends weights with 'nccl' and 'gloo'; process r uses the r-th after it.",
+        "Port on which processes listen with 'nccl' and 'gloo'; process r uses this port + r.",
         resume="free",
         at_least=1,
         at_most=65535,
@@ -82,8 +82,8 @@ class EngineFields:
     # --- another engine's samples -----------------------------------------------------------------------------
     vllm_importance_sampling_correction: bool = _field(
         True,
-        "Weigh policy losses by the probability ratio of learner and sampler, truncated, where the engine reports its "
-        "own log-probs.",
+        "Weight policy losses by the probability ratio of learner and sampler, truncated, where the engine reports "
+        "its own log-probs.",
     )
     vllm_importance_sampling_mode: Literal["sequence_truncate", "token_truncate"] = _field(
         "sequence_truncate", "One such weight per response or, with `ratio_level='token'`, one per token."
@@ -120,6 +120,6 @@ class EnvironmentFields:
         resume="free",
     )
     ray_address: str | None = _field(
-        None, "A running Ray cluster: HOST:PORT or 'auto'. None: a Ray of its own on this machine.", resume="free"
+        None, "A running Ray cluster: HOST:PORT or 'auto'. None: its own Ray instance on this machine.", resume="free"
     )
     ray_envs_per_actor: int = _field(1, "Environments per Ray actor, each in its own process.", "free", at_least=1)

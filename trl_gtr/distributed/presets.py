@@ -38,7 +38,8 @@ _RL4VLM: dict[str, Any] = {
     "max_completion_length": 256,
     "thought_prob_coef": 0.5,
 }
-"""github.com/RL4VLM/RL4VLM: VLM_PPO/scripts/run_ezp.sh. Its entropy bonus of 0.01 has no counterpart here."""
+"""github.com/RL4VLM/RL4VLM: VLM_PPO/scripts/run_ezp.sh. Its entropy coefficient of 0.01 never enters its loss. It
+clips values at 0.1 and has no dual clip; both are `GTRConfig`'s here: no clipped values, `dual_clip` 3."""
 
 _VERL_AGENT: dict[str, Any] = {
     "group_size": 8,
@@ -58,16 +59,18 @@ _VERL_AGENT: dict[str, Any] = {
     "format_reward": 0.0,  # there a penalty of 0.1 for an invalid action; here the task's own penalty
     "thought_cloning_coef": 0.0,
 }
-"""verl-agent's script for GiGPO on EZPoints (github.com/vanzll/verl-agent: examples/gigpo_trainer/run_ezpoints.sh),
-used for all group methods. The script leaves out schedule, epochs, clip range, gradient clipping and temperature."""
+"""verl-agent's script for GiGPO on EZPoints, as a fork keeps it (github.com/vanzll/verl-agent:
+examples/gigpo_trainer/run_ezpoints.sh), used for all group methods. The script leaves out schedule, epochs, clip
+range, gradient clipping and temperature."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     # arXiv 2503.08525: RL4VLM with a corrector and a format reward.
     "gtr": {**_RL4VLM, "thought_cloning_coef": 1.0, "format_reward": 5.0},
     # arXiv 2405.10292. Use it with a task created with `cut=False`.
     "rl4vlm": {**_RL4VLM, "thought_cloning_coef": 0.0, "format_reward": 0.0},
-    # arXiv 2505.23678; github.com/corl-team/VL-DAC, configs/gymcards_qwen2vl.yaml. Its entropy bonus of 0.01 has no
-    # counterpart here, and it doesn't say how long the value head is warmed up.
+    # arXiv 2505.23678; github.com/corl-team/VL-DAC, configs/gymcards_qwen2vl.yaml and a2c_ppo_acktr/trainer.py. Its
+    # entropy coefficient of 0.01 never enters its loss. It clips values and has no dual clip, as RL4VLM, and its
+    # mini-batch is 2 steps a process: those are `GTRConfig`'s here.
     "vl_dac": {
         "advantage_estimator": "gae",
         "ratio_level": "token",
@@ -83,8 +86,12 @@ PRESETS: dict[str, dict[str, Any]] = {
         "num_ppo_epochs": 4,
         "max_grad_norm": 0.01,
         "max_completion_length": 128,
+        "num_envs": 16,
+        "rollout_steps": 16,  # 256 steps per update
+        "vf_coef": 1.0,  # there 0.5 of an error without our factor 1/2
         "value_gradient_to_trunk": False,
-        "value_warmup_updates": 1,  # ours
+        "value_learning_rate": None,
+        "value_warmup_updates": 2,
         "format_reward": 0.0,
         "thought_cloning_coef": 0.0,
     },

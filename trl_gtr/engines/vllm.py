@@ -38,7 +38,7 @@ class VLLMEngine(Engine):
         accelerator: Gathers sharded weights; `None` for a plain model.
         temperature: For sampling; `None`: the policy's.
         top_k: Sample from this many of the likeliest tokens; 0: from all, as the policy is scored.
-        name: Begins the versions of this engine's weights; the same on all processes, other than any other engine's.
+        name: Begins the versions of this engine's weights; the same on all processes, unique to this engine.
     """
 
     continuous = True

@@ -90,15 +90,16 @@ class ColocatedVLLM(Backend):
         if self._sleeps:
             self.llm.wake_up(tags=["weights"])
         if self._shards == 1:
-            self.llm.collective_rpc("gtr_load", args=(weights(), version))
+            self.llm.collective_rpc("gtr_load", args=(weights(),))
         else:  # its workers are processes of their own
             with closing(ScratchFolder()) as folder:
                 path = write_weights(weights(), folder.path / "weights.safetensors")
-                self.llm.collective_rpc("gtr_load_file", args=(str(path), version))
+                self.llm.collective_rpc("gtr_load_file", args=(str(path),))
         if not self.llm.reset_prefix_cache():
             raise RuntimeError("vLLM's prefix cache, from the old weights, could not be emptied.")
         self.llm.llm_engine.reset_mm_cache()
         self.llm.llm_engine.reset_encoder_cache()
+        self.llm.collective_rpc("gtr_use", args=(version,))
 
     def sample(self, requests: Sequence[Request], version: str) -> list[Sampled]:
         self._check_version(version)

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 START_COMMAND = "python -m trl_gtr.engines.vllm_serve --model <the run's model>"
 POLL = 0.5
-"""Seconds between two looks at a server that is down."""
+"""Seconds between polls of a server that is down."""
 _WITHOUT_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -61,7 +61,7 @@ class Connection:
             try:
                 self._open(f"{self.base_url}/health", min(10.0, self.timeout))
                 return
-            except (ServerLost, ValueError) as error:
+            except ServerLost as error:
                 if time.monotonic() > end:
                     raise EngineLost(
                         f"There is no vLLM server at {self.base_url} ({error}), waited {self.timeout:g} s. Start one "
@@ -77,11 +77,11 @@ class Connection:
                     )
             time.sleep(POLL)
 
-    def call(self, method: str, *args: str) -> Any:
+    def call(self, method: str, *args: str | bool) -> Any:
         """Call a method on all of the server's workers and return the first one's result."""
         return self.call_all(method, *args)[0]
 
-    def call_all(self, method: str, *args: str) -> list[Any]:
+    def call_all(self, method: str, *args: str | bool) -> list[Any]:
         """Call a method on all of the server's workers and return all results."""
         results: list[Any] = self.post("/collective_rpc", {"method": method, "args": list(args)})["results"]
         return results

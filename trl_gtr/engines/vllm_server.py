@@ -10,6 +10,7 @@ import io
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
@@ -46,6 +47,7 @@ class VLLMServer(Backend):
         self.connection, self.transfer, self.processes = connection, transfer, processes
         self._sending = threading.Lock()
         self._state: dict[str, Any] = {}  # of the server, when it was last asked
+        self._name = uuid.uuid4().hex
         self._pool = ThreadPoolExecutor(_MAX_CONNECTIONS, "vllm")
         try:
             connection.wait()
@@ -62,6 +64,8 @@ class VLLMServer(Backend):
                 f"The vLLM server at {self.connection.base_url} can't take new weights ({error}). Start it with "
                 f"`{START_COMMAND}`."
             ) from error
+        if served.pop("data_parallel_size", 1) > 1:
+            raise ValueError("The vLLM server has several copies of the model: start it without --data-parallel-size.")
         ours = plain_config(model.config)
         differing = [
             f"{name}: {served.get(name)!r}, not {ours[name]!r}" for name in ours if served.get(name) != ours[name]
@@ -76,11 +80,15 @@ class VLLMServer(Backend):
         if self.processes is None:
             self._replace(weights, version)
             return
-        offered = ""
-        with self.processes.raise_on_all_ranks("The vLLM server did not get the new weights", "Check its log."):
-            if self.processes.rank == 0:
+        offered, fault = "", None
+        if self.processes.rank == 0:
+            try:
                 offered = self._replace(weights, version)
-        offered = self.processes.gather(offered)[0]
+            except Exception as error:  # all must learn of it: the others wait
+                fault = error.with_traceback(None)
+        offered, fault = self.processes.gather((offered, fault))[0]
+        if fault is not None:
+            raise fault
         if self.processes.rank:
             self.transfer.follow(weights, offered)
 
@@ -105,8 +113,7 @@ class VLLMServer(Backend):
             if before.get("version") != version:
                 before = self.connection.call("gtr_state")
             if before["version"] != version:
-                logger.warning("The vLLM server has lost the latest weights (was it restarted?): it gets them again.")
-                before = self._send(version)
+                before = self._send_again(version)
             self._state = before
         asked = [self._pool.submit(self._ask, each) for each in requests]
         wait(asked)  # after a failure too, so that none is still under way when they are repeated
@@ -115,13 +122,32 @@ class VLLMServer(Backend):
             raise ServerLost("its weights changed while it was sampling: it was restarted, or another run uses it too")
         return sampled
 
-    def _send(self, version: str) -> dict[str, Any]:
-        """Have the server load the weights, and forget everything computed with the old ones."""
-        state = self.transfer.send(self.connection, version)
+    def _send(self, version: str, again: bool = False) -> dict[str, Any]:
+        """Have the server load the weights, and forget everything computed with the old ones. Returns its state.
+
+        Args:
+            again: The server was restarted. Other processes may have noticed it too, and only one may send: the state
+                has no version while another does.
+        """
+        workers = self.connection.call_all("gtr_claim", self._name, not again)
+        if not all(worker["granted"] for worker in workers):
+            return self.connection.call("gtr_state")
+        if again:
+            logger.warning("The vLLM server has lost the latest weights (was it restarted?): it gets them again.")
+        self.transfer.send(self.connection, workers, again)
         if not self.connection.post("/reset_prefix_cache?reset_running_requests=true")["success"]:
             raise ServerLost("its prefix cache, from the old weights, could not be emptied")
         for cache in ("mm", "encoder"):
             self.connection.post(f"/reset_{cache}_cache")
+        return self.connection.call("gtr_use", version)
+
+    def _send_again(self, version: str) -> dict[str, Any]:
+        """The server's state once it has the weights, from this process or another."""
+        end = time.monotonic() + self.connection.timeout
+        while (state := self._send(version, again=True))["version"] != version:
+            if time.monotonic() > end:
+                raise ServerLost("it got no weights from the process that began to send them")
+            time.sleep(vllm_connection.POLL)
         return state
 
     def _ask(self, request: Request) -> Sampled:
@@ -149,7 +175,7 @@ class VLLMServer(Backend):
                     raise EngineLost(
                         f"The vLLM server at {self.connection.base_url} failed {_ATTEMPTS} times in a row: {error}"
                     ) from error
-                logger.warning("The vLLM server doesn't answer (%s); waiting for it.", error)
+                logger.warning("The vLLM server failed (%s); waiting for it, to try again.", error)
                 time.sleep(vllm_connection.POLL)
                 self.connection.wait()
         raise AssertionError("unreachable")

@@ -6,7 +6,8 @@ import json
 import socket
 import uuid
 from abc import abstractmethod
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +18,7 @@ from ..tasks.contract import Contract
 from .base import EngineLost
 from .vllm_connection import Connection, ServerLost
 from .vllm_requests import Weights
-from .vllm_stream import WeightStream, open_store
+from .vllm_stream import StreamBroken, WeightStream, open_store, wait_for_workers
 from .vllm_weight_files import ScratchFolder, write_weights
 
 
@@ -33,8 +34,13 @@ class WeightTransfer(Contract):
         """Make the same weights ready on another process."""
 
     @abstractmethod
-    def send(self, connection: Connection, version: str) -> dict[str, Any]:
-        """Have the server load them. Returns its state. Raises `ServerLost` if it has to be repeated."""
+    def send(self, connection: Connection, workers: Sequence[Mapping[str, Any]], again: bool) -> None:
+        """Have the server load them. Raises `ServerLost` if it has to be repeated.
+
+        Args:
+            workers: What each of the server's workers said to `gtr_claim`.
+            again: The server was restarted, and this process alone noticed it.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -60,11 +66,11 @@ class FileTransfer(WeightTransfer):
     def follow(self, weights: Weights, offered: str) -> None:
         self._file = offered
 
-    def send(self, connection: Connection, version: str) -> dict[str, Any]:
+    def send(self, connection: Connection, workers: Sequence[Mapping[str, Any]], again: bool) -> None:
         try:
-            return connection.call("gtr_load_file", self._file, version)
+            connection.call("gtr_load_file", self._file)
         except ServerLost as error:
-            if "No such file" in str(error):
+            if "No such file" in str(error) or "Permission denied" in str(error):
                 raise ValueError(
                     f"The vLLM server can't read {self._file}: set `vllm_sync_dir` to a folder that it and this "
                     "process share, or `vllm_sync` to 'nccl' or 'gloo'."
@@ -81,17 +87,16 @@ class StreamTransfer(WeightTransfer):
 
     Args:
         backend: "nccl" or "gloo".
-        port: Where this process listens; 0: at any free port.
+        port: Where this process listens; 0: on any free port.
         timeout: Seconds to wait for the server.
     """
 
     def __init__(self, backend: str, port: int, timeout: float) -> None:
         self.backend, self.timeout = backend, timeout
-        self._store = open_store(port, timeout)
+        self._store: Any = open_store(port, timeout)
         self._weights: Weights | None = None
         self._stream: WeightStream | None = None
         self._members: list[str] = []
-        self._sent = ""
         self._pool = ThreadPoolExecutor(1, "vllm-weights")
 
     def offer(self, weights: Weights, version: str) -> str:
@@ -99,19 +104,19 @@ class StreamTransfer(WeightTransfer):
         return version
 
     def follow(self, weights: Weights, offered: str) -> None:
-        self._weights, self._sent = weights, offered
+        self._weights = weights
 
-    def send(self, connection: Connection, version: str) -> dict[str, Any]:
+    def send(self, connection: Connection, workers: Sequence[Mapping[str, Any]], again: bool) -> None:
         assert self._weights is not None  # `offer` or `follow` came before
-        if version == self._sent and is_deepspeed_zero3_enabled():
+        if again and is_deepspeed_zero3_enabled():
             raise EngineLost(
                 "The vLLM server was restarted during a rollout. With ZeRO-3 no process holds whole weights to send "
                 "again: continue from the checkpoint."
             )
-        members = [state["process"] for state in connection.call_all("gtr_state")]
-        if members != self._members:
-            self._stream = None
-        name = uuid.uuid4().hex if self._stream is None else self._stream.name
+        members = [worker["process"] for worker in workers]
+        if members != self._members or any(worker["stream"] != self._name for worker in workers):
+            self._stream = None  # another process has sent since then, or the server was restarted
+        name = self._name or uuid.uuid4().hex
         group: dict[str, Any] = {
             "name": name,
             "size": 1 + len(members),
@@ -119,29 +124,44 @@ class StreamTransfer(WeightTransfer):
             "timeout": self.timeout,
         }
         where = {"host": _address_towards(connection.base_url), "port": self._store.port}
-        answer = self._pool.submit(connection.call, "gtr_receive", json.dumps(where | group), version)
+        answer = self._pool.submit(connection.call, "gtr_receive", json.dumps(where | group))
+        stream = self._stream
         try:
-            stream = self._stream or WeightStream(self._store, rank=0, **group)
-            answer.add_done_callback(lambda done: stream.abort() if done.exception() else None)
-            stream.send(self._weights())
-            state: dict[str, Any] = answer.result()
-            stream.forget_announcements()
+            if stream is None:
+                wait_for_workers(self._store, name, len(members), answer.done, self.timeout)
+                stream = WeightStream(self._store, rank=0, **group)
+            self._send_all(stream, self._weights, answer)
         except BaseException as error:
             self._stream = None  # its members may have stopped anywhere
-            if isinstance(error, RuntimeError):
+            if stream is not None:
+                stream.give_up()  # so that they don't wait
+            if isinstance(error, StreamBroken):
                 raise ServerLost(f"it did not take the weights: {answer.exception() or error}") from error
             raise
-        self._stream, self._members, self._sent = stream, members, version
-        return state
+        self._stream, self._members = stream, members
+
+    @property
+    def _name(self) -> str:
+        return "" if self._stream is None else self._stream.name
+
+    @staticmethod
+    def _send_all(stream: WeightStream, weights: Weights, answer: Future[Any]) -> None:
+        answer.add_done_callback(lambda done: stream.abort() if done.exception() else None)
+        stream.send(weights())
+        answer.result()
+        stream.forget_announcements()
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
+        self._stream = self._weights = self._store = None  # frees the port
 
 
 def _address_towards(url: str) -> str:
     """This machine's address as the server sees it."""
     parts = urlsplit(url)
-    with socket.create_connection(
-        (parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)), 10
-    ) as link:
-        return str(link.getsockname()[0])
+    server = (parts.hostname, parts.port or (443 if parts.scheme == "https" else 80))
+    try:
+        with socket.create_connection(server, 10) as link:
+            return str(link.getsockname()[0])
+    except OSError as error:
+        raise ServerLost(str(error)) from error

@@ -18,10 +18,11 @@ _LOCK = "in-use"
 
 
 class ScratchFolder:
-    """A folder for weight files, removed by `close`, or by the next run if this one is killed.
+    """A folder for weight files, removed by `close`.
 
     Args:
-        parent: Where it is created; `None`: in this machine's memory.
+        parent: Where it is created; `None`: in this machine's memory, where the next run removes it if this one is
+            killed.
     """
 
     def __init__(self, parent: str | None = None) -> None:
@@ -31,8 +32,10 @@ class ScratchFolder:
         Path(parent).mkdir(parents=True, exist_ok=True)
         self._folder = tempfile.TemporaryDirectory(prefix=_PREFIX, dir=parent)
         self.path = Path(self._folder.name)
-        self._lock = (self.path / _LOCK).open("w")
+        new = self.path / "new"
+        self._lock = new.open("w")
         fcntl.flock(self._lock, fcntl.LOCK_SH)
+        new.rename(self.path / _LOCK)  # nobody sees it without its lock
 
     def close(self) -> None:
         self._lock.close()

@@ -29,7 +29,9 @@ class WeightReceiver:
     gtr_process = uuid.uuid4().hex
     """Differs after a restart."""
     gtr_loads = 0
-    """Times that other weights were loaded: if it is the same before and after, none were loaded in between."""
+    """Times that weights were taken into use: if it is the same before and after, none were in between."""
+    gtr_sender = ""
+    """The learner's process that is sending weights."""
 
     gtr_stream: WeightStream | None = None
     """From the learner that sent weights last."""
@@ -42,45 +44,62 @@ class WeightReceiver:
         return {"version": self.gtr_version, "loads": self.gtr_loads, "process": self.gtr_process}
 
     def gtr_config(self) -> dict[str, Any]:
-        """The config of the model that is served, to compare with the learner's."""
-        return plain_config(self.model_runner.model_config.hf_config)
+        """The config of the model that is served, to compare with the learner's, and the number of its copies."""
+        copies = self.model_runner.vllm_config.parallel_config.data_parallel_size
+        return plain_config(self.model_runner.model_config.hf_config) | {"data_parallel_size": copies}
 
-    def gtr_load_file(self, path: str, version: str) -> dict[str, Any]:
+    def gtr_claim(self, sender: str, force: bool) -> dict[str, Any]:
+        """Let one process send weights at a time. Until `gtr_use`, there is no version.
+
+        Args:
+            sender: Who wants to send.
+            force: Even if another has begun, such as a run that is no more.
+        """
+        granted = force or self.gtr_sender in ("", sender)
+        if granted:
+            self.gtr_sender, self.gtr_version = sender, ""
+        stream = "" if self.gtr_stream is None else self.gtr_stream.name
+        return {"granted": granted, "process": self.gtr_process, "stream": stream}
+
+    def gtr_use(self, version: str) -> dict[str, Any]:
+        """Sample with the weights that were loaded. Returns the state."""
+        self.gtr_sender, self.gtr_version, self.gtr_loads = "", version, self.gtr_loads + 1
+        return self.gtr_state()
+
+    def gtr_load_file(self, path: str) -> None:
         """Load weights from a safetensors file."""
         with safe_open(path, "pt") as tensors:
-            return self.gtr_load(((name, tensors.get_tensor(name)) for name in tensors.keys()), version)  # noqa: SIM118
+            self.gtr_load((name, tensors.get_tensor(name)) for name in tensors.keys())  # noqa: SIM118
 
-    def gtr_receive(self, place: str, version: str) -> dict[str, Any]:
+    def gtr_receive(self, place: str) -> None:
         """Load weights that the learner streams.
 
         Args:
             place: Where it does so, as JSON.
         """
         told = json.loads(place)
+        host, port = told.pop("host"), told.pop("port")
         if self.gtr_stream is None or self.gtr_stream.name != told["name"]:
-            store = connect(told.pop("host"), told.pop("port"), told["timeout"])
-            self.gtr_stream = WeightStream(store, rank=1 + self.rank, **told)
+            self.gtr_stream = WeightStream(connect(host, port, told["timeout"]), rank=1 + self.rank, **told)
         try:
-            return self.gtr_load(self.gtr_stream.receive(), version)
+            self.gtr_load(self.gtr_stream.receive())
         except BaseException:
             self.gtr_stream.abort()  # so that the learner doesn't wait for this member
             self.gtr_stream = None
             raise
 
-    def gtr_load(self, weights: Iterable[tuple[str, torch.Tensor]], version: str) -> dict[str, Any]:
+    def gtr_load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Load all weights, named as in the learner's model."""
         from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 
         model = self.model_runner.get_model()
         own = dict(model.named_parameters())
-        before, self.gtr_version, sent = self.gtr_version, "", Checksums()
+        self.gtr_version, sent = "", Checksums()
         self.model_runner.reload_weights(weights_iterator=renamed(sent.watch(weights), own))
         for module in model.modules():
             if isinstance(module, ParallelLMHead):  # on a CPU a tied head has a packed copy of the embeddings
                 module.quant_method.process_weights_after_loading(module)
         sent.check(model.named_parameters())
-        self.gtr_version, self.gtr_loads = version, self.gtr_loads + (version != before)
-        return self.gtr_state()
 
 
 class Checksums:

@@ -12,7 +12,7 @@ import torch
 from ..config import GTRConfig
 from ..distributed.processes import Processes
 from ..distributed.progress import Progress
-from ..engines.base import Engine
+from ..engines.base import Engine, EngineLost
 from ..rollouts.vector_envs import Vectorization
 from ..tasks.base import Task
 from .agents import PolicyAgent
@@ -46,19 +46,25 @@ def evaluate_on_all_ranks(
     # Separate random numbers: evaluating more often must not change what is learned.
     with progress.shown(), engine.ready(), torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(args.seed + processes.rank)
-        played = evaluate_agent(
-            PolicyAgent(engine, greedy=args.eval_greedy),
-            task,
-            range(processes.rank, episodes, processes.world_size),
-            seed=args.seed,
-            num_envs=args.per_device_eval_batch_size,
-            invalid_action=args.invalid_action,
-            stopped=lambda: received() is not None or time.monotonic() > end,
-            progress=progress,
-            vectorization=Vectorization.from_settings(args),
-        ).episodes
+        played, fault = (), None
+        try:
+            played = evaluate_agent(
+                PolicyAgent(engine, greedy=args.eval_greedy),
+                task,
+                range(processes.rank, episodes, processes.world_size),
+                seed=args.seed,
+                num_envs=args.per_device_eval_batch_size,
+                invalid_action=args.invalid_action,
+                stopped=lambda: received() is not None or time.monotonic() > end,
+                progress=progress,
+                vectorization=Vectorization.from_settings(args),
+            ).episodes
+        except EngineLost as error:  # raised below on all processes, since the others wait
+            fault = error.with_traceback(None)
         processes.barrier("evaluation")
-    signals, by_process = zip(*processes.gather((received(), played)), strict=True)
+    signals, by_process, faults = zip(*processes.gather((received(), played, fault)), strict=True)
+    if lost := next((each for each in faults if each is not None), None):
+        raise lost
     everybody = sorted((episode for each in by_process for episode in each), key=lambda episode: episode.index)
     report = EvaluationReport(task.name, tuple(everybody), planned=episodes)
     stopped = any(signal is not None for signal in signals)

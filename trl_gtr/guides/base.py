@@ -44,8 +44,8 @@ class GuidedRun:
 class Guide(Contract):
     """Teaches thoughts. Override what your guide needs; the base class does nothing (PPO only).
 
-    The trainer calls `check`, then `attach` once the model is loaded. Each update calls `labels`, `shaping` and
-    `after_update`, in this order, on all processes.
+    The trainer calls `check` and `check_settings`, then `attach` once the model is loaded. Each update calls `labels`,
+    `shaping` and `after_update`, in this order, on all processes.
     """
 
     corrector: Corrector | None = None
@@ -67,6 +67,9 @@ class Guide(Contract):
 
     def check(self, task: Task) -> None:
         """Raise a `ValueError` if the guide can't teach this task. Called before anything is loaded."""
+
+    def check_settings(self, args: GTRConfig) -> None:
+        """Raise a `ValueError` if the guide can't teach with these settings. Called before anything is loaded."""
 
     def settings(self) -> dict[str, Any]:
         """Settings that a resumed run must share, as plain values."""

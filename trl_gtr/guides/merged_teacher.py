@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..config import GTRConfig
 from ..correctors.base import Corrector
 from ..distributed.means import Means
-from ..engines.base import Engine
+from ..engines.base import Engine, EngineLost
 from ..policy.network import PolicyWithValue
 from ..policy.scores import Scores
 from ..tasks.base import Task
@@ -94,6 +94,8 @@ class MergedTeacher(Guide):
         """Generates the thoughts to clone, with a temperature and top-k of its own."""
         self._attached: _Attached | None = None
         self._updates = 0
+        self._adding = 0.0
+        """Seconds that adding the newest policy has taken."""
 
     @property
     def description(self) -> str:
@@ -108,14 +110,16 @@ class MergedTeacher(Guide):
         if self.corrected is not None:
             self.corrected.check(task)
 
-    def attach(self, run: GuidedRun) -> None:
-        args, processes = run.args, run.processes
+    def check_settings(self, args: GTRConfig) -> None:
         if self.variant == "sft" and args.thought_cloning_coef == 0:
             raise ValueError("The teacher's thoughts are cloned: set `thought_cloning_coef` above 0, or variant='kl'.")
         if self.variant == "kl" and args.ppo_coef == 0:
             raise ValueError(
                 "The KL to the teacher shapes PPO's advantages: set `ppo_coef` above 0, or variant='sft'."
             )
+
+    def attach(self, run: GuidedRun) -> None:
+        args, processes = run.args, run.processes
         if processes.zero3:
             raise ValueError("A merged teacher needs whole weights, which ZeRO-3 shards: use ZeRO-2.")
         model, weights = make_teacher(run.model)
@@ -158,9 +162,15 @@ class MergedTeacher(Guide):
         steps = [step for step, correction in pairs if step.response.valid and not _answered(correction)]
         seed = np.random.SeedSequence([run.args.seed, update, run.processes.rank]).generate_state(1)[0]
         # Separate random numbers: the teacher must not change what the agent samples.
-        with torch.random.fork_rng(), torch.no_grad():
+        device, thoughts, fault = run.args.device, [], None
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
             torch.manual_seed(int(seed))
-            thoughts = self._thoughts(steps, means)
+            try:
+                thoughts = self._thoughts(steps, means)
+            except EngineLost as error:  # raised on all processes, since the others would wait
+                fault = error.with_traceback(None)
+        if lost := next((each for each in run.processes.gather(fault) if each is not None), None):
+            raise lost
         return corrected + sum(self._add_label(step, ids, update) for step, ids in zip(steps, thoughts, strict=True))
 
     def _thoughts(self, steps: Sequence[Transition], means: Means) -> list[np.ndarray | None]:
@@ -213,16 +223,17 @@ class MergedTeacher(Guide):
             return
         started = time.perf_counter()
         self._merge(means)
-        means.maximum("teacher/merge_seconds", time.perf_counter() - started)
+        means.maximum("teacher/merge_seconds", self._adding + time.perf_counter() - started)
 
     def _add_policy(self, run: GuidedRun) -> None:
-        past = self._run.past
+        past, started = self._run.past, time.perf_counter()
         with run.processes.raise_on_all_ranks(f"The policy could not be added to {past.folder}", _FREE_SPACE):
             if run.processes.rank == 0:
                 if past.count == 0:
                     past.clear()
                 past.add()
         past.count = run.processes.gather(past.count)[0]
+        self._adding = time.perf_counter() - started
 
     def _merge(self, means: Means | None = None) -> None:
         """Merge on the first process, and send the teacher to all others."""
@@ -306,7 +317,7 @@ def thought_kl(policy: Scores, teacher: Scores) -> Tensor:
 
 def check_disk(past: Past, args: GTRConfig, merge_every: int) -> None:
     """Raise a `ValueError` if the disk can't hold the past of the whole run."""
-    policies = 1 + args.num_updates // merge_every  # at most
+    policies = 1 + _most_updates(args) // merge_every
     needed = past.bytes_needed(policies, _kept_checkpoints(args))
     existing = next(folder for folder in (past.folder.absolute(), *past.folder.absolute().parents) if folder.exists())
     free = shutil.disk_usage(existing).free + past.bytes_held()  # replaced, or part of what a resumed run needs
@@ -318,11 +329,16 @@ def check_disk(past: Past, args: GTRConfig, merge_every: int) -> None:
         )
 
 
+def _most_updates(args: GTRConfig) -> int:
+    """Of a run; an update with groups has at least one step in each environment."""
+    return args.num_updates if args.group_size == 1 else math.ceil(args.total_env_steps / args.num_envs)
+
+
 def _kept_checkpoints(args: GTRConfig) -> int:
     if args.save_strategy == "no":
         return 0
     every = args.save_steps if args.save_steps >= 1 else args.save_steps * args.num_updates  # or a share of the run
-    saved = math.ceil(args.num_updates / max(1.0, every))
+    saved = math.ceil(_most_updates(args) / max(1.0, every))
     return min(saved, args.save_total_limit or saved)
 
 

@@ -130,7 +130,8 @@ class Weight(ABC):
 
     def write(self, value: Tensor) -> None:
         """Give the teacher a merged value."""
-        self.merged.data.copy_(value)
+        with torch.no_grad():
+            self.merged.copy_(value)
 
     def current(self) -> Tensor:
         """The value in the model right now."""

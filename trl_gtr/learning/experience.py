@@ -207,6 +207,10 @@ def add_shaping(advantages: Tensor, shaping: Tensor | None) -> Tensor:
     return advantages if shaping is None else advantages + shaping.to(advantages.device)
 
 
+class NoGroupEnded(ValueError):
+    """A rollout was cut before any group of episodes ended; the message says what to change."""
+
+
 class ExperienceMaker:
     """Scores a rollout and estimates its advantages.
 
@@ -237,10 +241,11 @@ class ExperienceMaker:
 
         Raises:
             SamplerMismatch: On all processes, if the engine didn't sample from that policy.
+            NoGroupEnded: On all processes, if there is nothing to compare.
         """
         args, steps = self.args, rollout.transitions
         if self.estimator.needs_groups and not self.processes.sum(len(rollout.episodes)):
-            raise ValueError(
+            raise NoGroupEnded(
                 f"No group of episodes ended within `rollout_timeout` ({args.rollout_deadline:g} s), so there is "
                 "nothing to compare. Raise it, or use a task with a lower step limit."
             )

@@ -76,14 +76,19 @@ def collect_on_all_ranks(
 
 
 def make_collector(
-    task: Task, corrector: Corrector | None, args: GTRConfig, teaches: Callable[[Group], bool] | None = None
+    task: Task,
+    corrector: Corrector | None,
+    args: GTRConfig,
+    teaches: Callable[[Group], bool] | None = None,
+    num_envs: int | None = None,
 ) -> RolloutCollector:
     """A collector of this process's share of the run's environments.
 
     Args:
         teaches: Whether a group has anything to learn from; given if episodes are played in groups.
+        num_envs: So many environments instead, to try them.
     """
-    num_envs = args.num_envs // PartialState().num_processes
+    num_envs = num_envs or args.num_envs // PartialState().num_processes
     options: dict[str, Any] = {
         "num_envs": num_envs,
         "first_index": PartialState().process_index * num_envs,

@@ -120,7 +120,7 @@ class RolloutCollector:
         self.pickle_environments, self.exact_resume = pickle_environments, exact_resume
         self._rewound: dict[str, Any] | None = None
         self.num_envs = num_envs
-        self.in_workers = vectorization.workers(task) is not None  # where an episode may be lost
+        self.in_workers = vectorization.kind_for(task) != "local"  # where an episode may be lost
         self.parts = self._each(
             lambda places: Part(make_vector_env(self.rules, len(places), pickle_environments, vectorization), places),
             self._split(num_envs),

@@ -238,9 +238,18 @@ def check_restarts(task: Task, seed: int) -> None:
 def _check_same_start(task: Task, starts: Sequence[tuple[np.ndarray, Mapping[str, Any]]]) -> None:
     """Raise unless all these first images and infos are the same, hidden state included."""
     first, *others = starts
-    if not all(data_equivalence(first, other) for other in others):
-        raise ValueError(
-            f"The environments of task {task.name!r} start differently although they are reset with the same seed, so "
-            "their episodes can't be compared. `reset(seed=…)` must decide everything: draw random numbers from "
-            "`self.np_random` only. Or use advantage_estimator='gae'."
-        )
+    for other in others:
+        if not data_equivalence(first, other):
+            raise ValueError(
+                f"The environments of task {task.name!r} start differently although they are reset with the same seed "
+                f"({_first_difference(first, other)} differs), so their episodes can't be compared. `reset(seed=…)` "
+                "must decide everything: draw random numbers from `self.np_random` only. Or use "
+                "advantage_estimator='gae'."
+            )
+
+
+def _first_difference(one: tuple[np.ndarray, Mapping[str, Any]], other: tuple[np.ndarray, Mapping[str, Any]]) -> str:
+    if not np.array_equal(one[0], other[0]):
+        return "the picture"
+    keys = sorted(one[1].keys() | other[1].keys())
+    return next(f"info[{key!r}]" for key in keys if not data_equivalence(one[1].get(key), other[1].get(key)))

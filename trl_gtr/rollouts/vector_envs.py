@@ -48,11 +48,15 @@ class Vectorization:
             connect(args.ray_address)
         return chosen
 
+    def kind_for(self, task: Task) -> Literal["local", "workers", "ray"]:
+        """Where this task's environments run."""
+        if self.kind == "auto":
+            return "workers" if task.vectorization == "processes" else "local"
+        return self.kind
+
     def workers(self, task: Task) -> StartWorker | None:
         """How to start a worker for each environment; `None` if they run in this process."""
-        kind = self.kind
-        if kind == "auto":
-            kind = "workers" if task.vectorization == "processes" else "local"
+        kind = self.kind_for(task)
         if kind == "ray":
             return RayWorkers(self.ray_address, self.ray_envs_per_actor)
         return ProcessWorker if kind == "workers" else None

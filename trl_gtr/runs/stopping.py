@@ -94,7 +94,11 @@ class RunStopper:
             before: The state before the rollout.
         """
         self._rewind(before)
-        self._save_and_log(step, "its last rollout can't be learned from")
+        self.end_run(step, error)
+
+    def end_run(self, step: int, error: Exception) -> NoReturn:
+        """Save the state after update `step`, and raise the error."""
+        self._save_and_log(step, str(error).rstrip("."))
         self._end()
         raise error
 

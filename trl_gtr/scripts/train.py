@@ -31,6 +31,7 @@ from ..learning.experience import check_shaping
 from ..policy.loading import load_policy, lora_target_modules
 from ..report import write_report
 from ..responses.safe_text import printable
+from ..rollouts.all_ranks import make_collector
 from ..rollouts.group_collector import check_restarts
 from ..rollouts.vector_envs import Vectorization
 from ..runs import output_folder
@@ -91,10 +92,11 @@ def train(argv: Sequence[str] | None = None, *, task: str | None = None) -> dict
         script, args, model_args, corrector_args, guide_args = parse(argv=words)
         played, eval_tasks = make_tasks(script)
         args.output_dir = args.output_dir.replace("{task}", played.name)
-        check_method(args, played)
         Vectorization.from_settings(args)  # connects to Ray, if that is asked for, before loading a model
+        check_method(args, played)
         check_output_dir(args, played)
         guide = make_guide(guide_args, corrector_args, args)
+        guide.check_settings(args)
         check_shaping(guide, choose_estimator(None, args, played))
         model, processor, peft_config = load_model(model_args, args.model_init_kwargs)
         trainer = GTRTrainer(
@@ -139,8 +141,10 @@ def make_tasks(script: ScriptArguments) -> tuple[Task, dict[str, Task]]:
 
 def check_method(args: GTRConfig, task: Task) -> None:
     """Check what the advantage estimator asks of the settings and the task, before loading a model."""
-    if choose_estimator(None, args, task).needs_groups:
+    estimator = choose_estimator(None, args, task)
+    if estimator.needs_groups:
         check_restarts(task, args.seed)
+        make_collector(task, None, args, estimator.teaches, num_envs=args.group_size).close()
 
 
 def report_rounding(args: GTRConfig) -> None:
