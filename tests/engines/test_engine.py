@@ -15,6 +15,7 @@ from torch import nn
 from toy import ColourTask, quiet_config
 
 from trl_gtr import Engine, ExpertCorrector, GTRTrainer, PolicyAgent, TransformersEngine, evaluate_agent
+from trl_gtr.engines.base import EngineLost
 from trl_gtr.policy.scoring import VLMPolicy
 from trl_gtr.types import Generation
 
@@ -104,3 +105,47 @@ def test_the_engine_finds_the_model_inside_the_network(toy_checkpoint: str, tmp_
     trainer = GTRTrainer(toy_checkpoint, quiet_config(tmp_path), ColourTask(), ExpertCorrector())
     assert isinstance(trainer.engine, TransformersEngine)
     assert trainer.engine.model is trainer.trained.policy
+
+
+class Lost(Watched):
+    """Is lost after the first update.
+
+    Args:
+        when: "sync", when it should take the new weights, or "greedy", in the evaluation that follows.
+    """
+
+    def __init__(self, engine: Engine, when: str) -> None:
+        super().__init__(engine)
+        self.when = when
+
+    def generate(self, prompts: Sequence[str], images: Sequence[np.ndarray], greedy: bool = False) -> list[Generation]:
+        if greedy and self.when == "greedy":
+            raise EngineLost("the server is gone")
+        return super().generate(prompts, images, greedy)
+
+    def sync(self, policy: nn.Module) -> None:
+        super().sync(policy)
+        if self.when == "sync" and self.events.count("sync") == 2:
+            raise EngineLost("the server is gone")
+
+
+@pytest.mark.parametrize("when", ["sync", "greedy"])
+def test_a_lost_engine_costs_nothing_that_was_learned(when: str, toy_checkpoint: str, tmp_path: Path) -> None:
+    def make(folder: str) -> GTRTrainer:
+        settings = {"eval_strategy": "steps", "eval_steps": 1, "eval_episodes": 2}
+        args = quiet_config(tmp_path / folder, save_strategy="steps", save_steps=100, **settings)
+        return GTRTrainer(toy_checkpoint, args, ColourTask(length=1), ExpertCorrector())
+
+    def learned(trainer: GTRTrainer) -> torch.Tensor:
+        return torch.cat([weight.detach().flatten() for weight in trainer.trained.policy.parameters()])
+
+    whole = make("whole")
+    whole.train()
+    cut = make("cut")
+    cut.engine = Lost(cut.engine, when)
+    with pytest.raises(EngineLost, match="the server is gone"):
+        cut.train()
+    assert cut.state.global_step == 1
+    resumed = make("cut")
+    resumed.train(resume_from_checkpoint=True)
+    assert torch.equal(learned(resumed), learned(whole))

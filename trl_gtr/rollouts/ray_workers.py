@@ -187,8 +187,8 @@ class RayWorkers:
     """Starts workers in actors that are spread over the nodes. Thread-safe.
 
     Args:
-        address: Of a running cluster, or "auto" for the one that this machine is part of. `None` starts a Ray of its
-            own on this machine, which ends with the run.
+        address: Of a running cluster, or "auto" for the one that this machine is part of. `None` starts its own
+            Ray instance on this machine, which ends with the run.
         envs_per_actor: Environments of an actor, each in its own process. They are lost together if their actor is.
     """
 
