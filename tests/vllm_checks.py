@@ -12,6 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from transformers import TrainerCallback
 from trl_gtr import GTRConfig, GTRTrainer, TransformersEngine, load_policy, lora_target_modules, make_task
 from trl_gtr.engines.vllm import VLLMEngine
 from trl_gtr.engines.vllm_colocated import ColocatedVLLM
+from trl_gtr.learning.mismatch import SamplerMismatch
 from trl_gtr.policy.network import PolicyWithValue
 from trl_gtr.policy.scoring import VLMPolicy
 from trl_gtr.types import Prompt, Turn
@@ -216,17 +218,36 @@ def runs() -> dict[str, Any]:
         return found | {"asynchronous": run(f"{folder}/asynchronous", asynchronous=True)}
 
 
-def shared(url: str) -> dict[str, Any]:
-    """One of two processes that share a server."""
+def stale() -> dict[str, Any]:
+    """What ends a run whose engine never gets the weights of an update, with the default limit."""
+    first = VLLMEngine.sync
+
+    def sync_once(engine: VLLMEngine, policy: Any) -> None:
+        if engine._syncs == 0:
+            first(engine, policy)
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(VLLMEngine, "sync", sync_once),
+        mock.patch.object(VLLMEngine, "_weights_state", return_value=0),  # which would make it sync by itself
+    ):
+        try:
+            return {"error": "", "log": run(folder)}
+        except SamplerMismatch as error:
+            return {"error": str(error)}
+
+
+def two_processes(*server: str) -> dict[str, Any]:
+    """One of two processes, each with its own vLLM or both with this server."""
     with tempfile.TemporaryDirectory() as folder:
         PartialState(cpu=True)
         [place] = broadcast_object_list([folder])
-        options = {"vllm_mode": "server", "vllm_base_url": url, "vllm_sync": "gloo", "per_device_train_batch_size": 4}
-        return {"log": run(place, **options), "processes": PartialState().num_processes}
+        options = {"vllm_mode": "server", "vllm_base_url": server[0], "vllm_sync": "gloo"} if server else {}
+        return {"log": run(place, per_device_train_batch_size=4, **options), "processes": PartialState().num_processes}
 
 
 if __name__ == "__main__":
-    kinds = {"exactness": exactness, "runs": runs, "shared": shared}
+    kinds = {"exactness": exactness, "runs": runs, "stale": stale, "two_processes": two_processes}
     results = kinds[sys.argv[1]](*sys.argv[3:])
     if PartialState().is_main_process:
         Path(sys.argv[2]).write_text(json.dumps(results))

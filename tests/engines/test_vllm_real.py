@@ -35,9 +35,10 @@ def environment() -> dict[str, str]:
     return os.environ | CPU_SETTINGS | {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
 
 
-def measure(kind: str, folder: Path, *options: str, two_processes: bool = False) -> Any:
+def measure(kind: str, folder: Path, *options: str) -> Any:
     """What vllm_checks.py finds."""
-    launch = ["-m", "accelerate.commands.launch", "--config_file", str(TWO_PROCESSES)] if two_processes else []
+    two = ["-m", "accelerate.commands.launch", "--config_file", str(TWO_PROCESSES)]
+    launch = two if kind == "two_processes" else []
     command = [sys.executable, *launch, str(TESTS / "vllm_checks.py"), kind, str(folder / "found.json"), *options]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
@@ -86,6 +87,14 @@ class TestColocated:
         for log in runs.values():
             assert [each["sampler/max_difference"] < EXACT for each in log if "loss/total" in each] == [True] * 3
             assert sum("eval_success" in each for each in log) == 1
+
+    def test_a_sampler_with_old_weights_ends_the_run(self, tmp_path: Path) -> None:
+        assert "above `vllm_max_mismatch` (0.05)" in measure("stale", tmp_path)["error"]
+
+    def test_each_process_has_its_own(self, tmp_path: Path) -> None:
+        found = measure("two_processes", tmp_path)
+        assert found["processes"] == 2
+        assert max(sampler_differences(found["log"])) < EXACT
 
 
 def repeatable(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -137,7 +146,7 @@ def sampler_differences(log: list[dict[str, Any]]) -> list[float]:
 
 
 def test_two_processes_share_a_server(server: Server, tmp_path: Path) -> None:
-    found = measure("shared", tmp_path, server.url, two_processes=True)
+    found = measure("two_processes", tmp_path, server.url)
     assert found["processes"] == 2
     differences = sampler_differences(found["log"])
     assert len(differences) == 3

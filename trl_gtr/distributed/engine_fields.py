@@ -1,6 +1,6 @@
 """Settings of the engine that generates, and of where environments run.
 
-Names are those of TRL's `GRPOConfig` where it has them.
+Names are those of TRL's `GRPOConfig` where it has them, except for `vllm_base_url` (there `vllm_server_base_url`).
 """
 
 from __future__ import annotations
