@@ -253,13 +253,13 @@ def test_processes_that_share_a_server_send_in_turn(streaming: VLLMEngine, serve
 def test_only_one_process_sends_again(engine: VLLMEngine, server: FakeVLLM) -> None:
     engine.sync(engine.model)
     server.forget()
-    server.worker.gtr_claim("another process", force=False)
+    server.worker.gtr_claim("another process", engine.version, force=False)
     sends = threading.Timer(0.1, lambda: server.worker.gtr_use(engine.version))
     sends.start()
     assert len(engine.generate(PROMPTS, IMAGES)) == 3
     assert server.count("gtr_load_file") == 1
     server.forget()
-    server.worker.gtr_claim("a process that was killed", force=False)
+    server.worker.gtr_claim("a process that was killed", engine.version, force=False)
     engine.backend.connection.timeout = 0.1  # type: ignore[attr-defined]
     with pytest.raises(EngineLost, match="got no weights from the process that began"):
         engine.generate(PROMPTS, IMAGES)

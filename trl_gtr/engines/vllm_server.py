@@ -129,7 +129,7 @@ class VLLMServer(Backend):
             again: The server was restarted. Other processes may have noticed it too, and only one may send: the state
                 has no version while another does.
         """
-        workers = self.connection.call_all("gtr_claim", self._name, not again)
+        workers = self.connection.call_all("gtr_claim", self._name, version, not again)
         if not all(worker["granted"] for worker in workers):
             return self.connection.call("gtr_state")
         if again:

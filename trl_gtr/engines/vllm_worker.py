@@ -48,14 +48,15 @@ class WeightReceiver:
         copies = self.model_runner.vllm_config.parallel_config.data_parallel_size
         return plain_config(self.model_runner.model_config.hf_config) | {"data_parallel_size": copies}
 
-    def gtr_claim(self, sender: str, force: bool) -> dict[str, Any]:
+    def gtr_claim(self, sender: str, version: str, force: bool) -> dict[str, Any]:
         """Let one process send weights at a time. Until `gtr_use`, there is no version.
 
         Args:
             sender: Who wants to send.
-            force: Even if another has begun, such as a run that is no more.
+            version: What it wants to send; if that is in use already, it needn't.
+            force: Send even if another has begun, such as a run that is no more.
         """
-        granted = force or self.gtr_sender in ("", sender)
+        granted = force or (self.gtr_sender in ("", sender) and self.gtr_version != version)
         if granted:
             self.gtr_sender, self.gtr_version = sender, ""
         stream = "" if self.gtr_stream is None else self.gtr_stream.name

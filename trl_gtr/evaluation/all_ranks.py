@@ -17,7 +17,7 @@ from ..rollouts.vector_envs import Vectorization
 from ..tasks.base import Task
 from .agents import PolicyAgent
 from .evaluate import evaluate_agent
-from .reports import EvaluationReport
+from .reports import EpisodeResult, EvaluationReport
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,8 @@ def evaluate_on_all_ranks(
     # Separate random numbers: evaluating more often must not change what is learned.
     with progress.shown(), engine.ready(), torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(args.seed + processes.rank)
-        played, fault = (), None
+        played: tuple[EpisodeResult, ...] = ()
+        fault: EngineLost | None = None
         try:
             played = evaluate_agent(
                 PolicyAgent(engine, greedy=args.eval_greedy),
