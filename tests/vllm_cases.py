@@ -105,7 +105,7 @@ def _handler(server: FakeVLLM) -> type[BaseHTTPRequestHandler]:
             status = server.fail(self.path, body)
             try:
                 self._reply(status or 200, {"error": "told to fail"} if status else server.answer(self.path, body))
-            except OSError as error:  # as FastAPI does with an exception of a worker
+            except (OSError, RuntimeError) as error:  # as FastAPI does with an exception of a worker
                 self._reply(500, {"error": str(error)})
 
         def _reply(self, status: int, content: Any) -> None:

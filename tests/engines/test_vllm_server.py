@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,7 +98,7 @@ def test_weights_arrive_and_caches_are_reset(engine: VLLMEngine, server: FakeVLL
     own = dict(engine.model.named_parameters())
     assert server.worker.weights.keys() == own.keys()
     assert all(torch.equal(server.worker.weights[name], own[name]) for name in own)
-    assert [server.count(f"reset_{cache}_cache") for cache in ("prefix", "mm", "encoder")] == [1, 1, 1]
+    assert [server.count(f"reset_{cache}_cache") for cache in ("prefix", "mm", "encoder")] == [2, 1, 1]
     engine.sync(engine.model)
     assert server.worker.gtr_version == engine.version
     assert len(list(tmp_path.rglob("*.safetensors"))) == 1  # the one for a server that is restarted
@@ -125,7 +126,7 @@ def test_what_a_lost_server_left_undone_is_repeated(engine: VLLMEngine, server: 
         with pytest.raises(ConnectionError, match="3 times in a row"):
             engine.generate(PROMPTS, IMAGES)
         server.fail = failing(1, "generate", 403)
-        with pytest.raises(ValueError, match="HTTP 403"):
+        with pytest.raises(EngineLost, match=r"HTTP 403.*python -m trl_gtr\.engines\.vllm_serve"):
             engine.generate(PROMPTS, IMAGES)
 
 
@@ -176,7 +177,7 @@ def test_a_folder_that_the_server_does_not_see_is_told(
 def test_a_cache_of_old_weights_is_not_left_behind(engine: VLLMEngine, server: FakeVLLM) -> None:
     server.busy = 1  # the first time, requests are still under way
     engine.sync(engine.model)
-    assert server.count("reset_prefix_cache") == 2
+    assert server.count("reset_prefix_cache") == 3
     assert server.count("gtr_load_file") == 2
 
 
@@ -254,13 +255,13 @@ def test_only_one_process_sends_again(engine: VLLMEngine, server: FakeVLLM) -> N
     engine.sync(engine.model)
     server.forget()
     server.worker.gtr_claim("another process", engine.version, force=False)
-    sends = threading.Timer(0.1, lambda: server.worker.gtr_use(engine.version))
+    sends = threading.Timer(0.1, lambda: server.worker.gtr_use(engine.version, "another process"))
     sends.start()
     assert len(engine.generate(PROMPTS, IMAGES)) == 3
     assert server.count("gtr_load_file") == 1
     server.forget()
     server.worker.gtr_claim("a process that was killed", engine.version, force=False)
-    engine.backend.connection.timeout = 0.1  # type: ignore[attr-defined]
+    engine.backend.connection.timeout = 1  # type: ignore[attr-defined]
     with pytest.raises(EngineLost, match="got no weights from the process that began"):
         engine.generate(PROMPTS, IMAGES)
     engine.sync(engine.model)  # the next run
@@ -290,16 +291,68 @@ def test_what_is_wrong_with_the_weights_is_no_fault_of_the_server(streaming: VLL
 
 
 @pytest.mark.parametrize("fault", [EngineLost("gone"), ValueError("no room: set `vllm_sync_dir`")])
+@pytest.mark.parametrize("rank", [0, 1])
 def test_all_processes_learn_why_process_0_could_not_send(
-    fault: Exception, engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch
+    rank: int, fault: Exception, engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    told = []
+
     def refuse(*_: Any) -> None:
         raise fault
 
-    monkeypatch.setattr(engine.backend, "processes", SimpleNamespace(rank=0, gather=lambda value: [value]))
+    def gather(value: Any) -> list[Any]:
+        told.append(value)
+        return [value if rank == 0 else ("", fault)]
+
+    monkeypatch.setattr(engine.backend, "processes", SimpleNamespace(rank=rank, gather=gather))
     monkeypatch.setattr(engine.backend.transfer, "offer", refuse)  # type: ignore[attr-defined]
     with pytest.raises(type(fault), match=str(fault)):
         engine.sync(engine.model)
+    [(offered, shared)] = told
+    assert offered == ""
+    assert type(shared) is (type(fault) if rank == 0 else type(None))
+
+
+def test_requests_do_not_wait_for_a_hanging_server_one_after_another(engine: VLLMEngine, server: FakeVLLM) -> None:
+    """Its HTTP side lives and its engine hangs: eight requests take as long as one."""
+    hang = threading.Event()
+
+    def answer(path: str, body: dict[str, Any]) -> Any:
+        if path != "/health":
+            hang.wait(20)
+
+    with engine.ready():
+        server.answer = answer  # type: ignore[method-assign]
+        engine.backend.connection.timeout = 1  # type: ignore[attr-defined]
+        began = time.monotonic()
+        with ThreadPoolExecutor(8) as threads:
+            asked = [threads.submit(engine.respond, PROMPTS[0], IMAGES[0], seed) for seed in range(8)]
+        assert all(isinstance(each.exception(), EngineLost) for each in asked)
+        assert time.monotonic() - began < 6  # one after another would be 8 and more
+        hang.set()
+
+
+def test_a_run_does_not_use_what_another_has_loaded(engine: VLLMEngine, server: FakeVLLM) -> None:
+    """Both send at the same time: the one that comes second must send again."""
+    load, others = server.worker.gtr_load, [1]
+
+    def load_and_let_another_claim(weights: Any) -> None:
+        load(weights)
+        if others:
+            others.clear()
+            server.worker.gtr_claim("another run", "its version", force=True)
+
+    server.worker.gtr_load = load_and_let_another_claim  # type: ignore[method-assign]
+    engine.sync(engine.model)
+    assert server.count("gtr_load_file") == 2
+    assert holds_the_weights_of(engine, server)
+
+
+def test_a_process_that_cannot_send_lets_others(engine: VLLMEngine, server: FakeVLLM) -> None:
+    engine.backend.transfer._file = "/elsewhere"  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="vllm_sync_dir"):
+        engine.backend._send("1")  # type: ignore[attr-defined]
+    assert server.worker.gtr_sender == ""
 
 
 def test_a_request_costs_one_look_at_the_servers_state(engine: VLLMEngine, server: FakeVLLM) -> None:

@@ -16,6 +16,7 @@ from toy import ColourTask, quiet_config
 from trl_gtr.correctors import ExpertCorrector
 from trl_gtr.correctors.base import BudgetExhausted, failed
 from trl_gtr.distributed.means import Means
+from trl_gtr.engines.base import EngineLost
 from trl_gtr.guides.merged_teacher import MAX_KL, MergedTeacher, check_disk, thought_kl
 from trl_gtr.guides.teacher_model import check_mergeable
 from trl_gtr.learning.losses import policy_loss
@@ -315,6 +316,33 @@ def test_a_killed_run_resumes_to_the_same_curve(make_trainer, tmp_path, variant,
     assert steady(resumed.state.log_history) == steady(log)
     for one, two in zip(whole.trained.parameters(), resumed.trained.parameters(), strict=True):
         assert torch.equal(one, two)
+    for one, two in zip(whole.guide.teacher.parameters(), resumed.guide.teacher.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("update", [0, 1])
+def test_an_engine_lost_while_the_teacher_writes_leaves_nothing_behind(make_trainer, monkeypatch, update):
+    """The abandoned rollout is played again: its policy must join the past once, and its labels be cloned once."""
+
+    def trainer(name):
+        return make_trainer(MergedTeacher("sft"), True, name, save_strategy="steps", save_steps=100)
+
+    whole = trainer("whole")
+    whole.train()
+    cut = trainer("cut")
+    generate = cut.guide.writer.generate
+
+    def lose(*args, **kwargs):
+        if cut.state.global_step == update:
+            raise EngineLost("the server is gone")
+        return generate(*args, **kwargs)
+
+    monkeypatch.setattr(cut.guide.writer, "generate", lose)
+    with pytest.raises(EngineLost, match="the server is gone"):
+        cut.train()
+    resumed = trainer("cut")
+    resumed.train(resume_from_checkpoint=True)
+    assert steady(resumed.state.log_history) == steady(whole.state.log_history)
     for one, two in zip(whole.guide.teacher.parameters(), resumed.guide.teacher.parameters(), strict=True):
         assert torch.equal(one, two)
 

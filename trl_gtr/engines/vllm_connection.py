@@ -24,6 +24,10 @@ class ServerLost(ConnectionError):
     """The server doesn't answer, or its engine has died."""
 
 
+class Refused(ValueError):
+    """The server doesn't know this request, or doesn't take it."""
+
+
 class Connection:
     """JSON over HTTP.
 
@@ -36,7 +40,7 @@ class Connection:
         self.base_url, self.timeout = base_url.rstrip("/").removesuffix("/v1"), timeout
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """The answer to a request. Raises `ServerLost` if there is none, `ValueError` if the server refuses."""
+        """The answer to a request. Raises `ServerLost` if there is none, `Refused` if the server refuses."""
         data = json.dumps(body or {}).encode()
         request = urllib.request.Request(f"{self.base_url}{path}", data, {"Content-Type": "application/json"})
         return self._open(request, self.timeout)
@@ -46,10 +50,10 @@ class Connection:
             with _WITHOUT_PROXY.open(request, timeout=timeout) as answer:
                 text = answer.read()
         except urllib.error.HTTPError as error:
-            words = error.read().decode(errors="replace")[:500]
+            words = _body(error)
             if error.code >= 500:
                 raise ServerLost(f"HTTP {error.code}: {words}") from error
-            raise ValueError(f"The vLLM server at {self.base_url} answered HTTP {error.code}: {words}") from error
+            raise Refused(f"The vLLM server at {self.base_url} answered HTTP {error.code}: {words}") from error
         except (OSError, HTTPException) as error:
             raise ServerLost(str(error) or type(error).__name__) from error
         return json.loads(text) if text.strip() else None
@@ -85,3 +89,10 @@ class Connection:
         """Call a method on all of the server's workers and return all results."""
         results: list[Any] = self.post("/collective_rpc", {"method": method, "args": list(args)})["results"]
         return results
+
+
+def _body(error: urllib.error.HTTPError) -> str:
+    try:
+        return error.read().decode(errors="replace")[:500]
+    except (OSError, HTTPException):
+        return "no details"

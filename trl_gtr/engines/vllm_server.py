@@ -6,27 +6,31 @@
 from __future__ import annotations
 
 import base64
+import copy
 import io
 import logging
+import math
 import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from PIL import Image
 
 from ..distributed.processes import Processes
 from . import vllm_connection
 from .base import EngineLost
-from .vllm_connection import START_COMMAND, Connection, ServerLost
+from .vllm_connection import START_COMMAND, Connection, Refused, ServerLost
 from .vllm_requests import Backend, Request, Sampled, Weights
 from .vllm_transfer import WeightTransfer
 from .vllm_worker import plain_config
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _ATTEMPTS = 3
 _MAX_CONNECTIONS = 256
 
@@ -47,6 +51,7 @@ class VLLMServer(Backend):
         self.connection, self.transfer, self.processes = connection, transfer, processes
         self._sending = threading.Lock()
         self._state: dict[str, Any] = {}  # of the server, when it was last asked
+        self._failures = 0
         self._name = uuid.uuid4().hex
         self._pool = ThreadPoolExecutor(_MAX_CONNECTIONS, "vllm")
         try:
@@ -80,15 +85,16 @@ class VLLMServer(Backend):
         if self.processes is None:
             self._replace(weights, version)
             return
-        offered, fault = "", None
+        offered, error = "", None
         if self.processes.rank == 0:
             try:
                 offered = self._replace(weights, version)
-            except Exception as error:  # all must learn of it: the others wait
-                fault = error.with_traceback(None)
+            except Exception as failure:  # all must learn of it: the others wait
+                error = failure
+        fault = None if error is None else copy.copy(error).with_traceback(None)
         offered, fault = self.processes.gather((offered, fault))[0]
         if fault is not None:
-            raise fault
+            raise error or fault
         if self.processes.rank:
             self.transfer.follow(weights, offered)
 
@@ -108,12 +114,19 @@ class VLLMServer(Backend):
 
         The state before may be an older one, for it counts how often weights were loaded.
         """
+        failures = self._failures
         with self._sending:
-            before = self._state
-            if before.get("version") != version:
-                before = self.connection.call("gtr_state")
-            if before["version"] != version:
-                before = self._send_again(version)
+            if self._failures != failures:
+                raise ServerLost("another request has found it lost")  # not to wait one after another
+            try:
+                before = self._state
+                if before.get("version") != version:
+                    before = self.connection.call("gtr_state")
+                if before["version"] != version:
+                    before = self._send_again(version)
+            except ServerLost:
+                self._failures += 1
+                raise
             self._state = before
         asked = [self._pool.submit(self._ask, each) for each in requests]
         wait(asked)  # after a failure too, so that none is still under way when they are repeated
@@ -134,15 +147,26 @@ class VLLMServer(Backend):
             return self.connection.call("gtr_state")
         if again:
             logger.warning("The vLLM server has lost the latest weights (was it restarted?): it gets them again.")
-        self.transfer.send(self.connection, workers, again)
-        if not self.connection.post("/reset_prefix_cache?reset_running_requests=true")["success"]:
+        try:
+            self.transfer.send(self.connection, workers)
+            # The prefix cache twice: requests under way fill it from the old encoder cache until that is empty too.
+            for cache in ("prefix", "mm", "encoder", "prefix"):
+                self._reset(cache)
+            return self.connection.call("gtr_use", version, self._name)
+        except BaseException:
+            with suppress(ServerLost, Refused):
+                self.connection.call("gtr_release", self._name)
+            raise
+
+    def _reset(self, cache: str) -> None:
+        options = "?reset_running_requests=true" if cache == "prefix" else ""
+        answer = self.connection.post(f"/reset_{cache}_cache{options}")
+        if cache == "prefix" and not answer["success"]:
             raise ServerLost("its prefix cache, from the old weights, could not be emptied")
-        for cache in ("mm", "encoder"):
-            self.connection.post(f"/reset_{cache}_cache")
-        return self.connection.call("gtr_use", version)
 
     def _send_again(self, version: str) -> dict[str, Any]:
         """The server's state once it has the weights, from this process or another."""
+        self.transfer.check_again()
         end = time.monotonic() + self.connection.timeout
         while (state := self._send(version, again=True))["version"] != version:
             if time.monotonic() > end:
@@ -164,21 +188,24 @@ class VLLMServer(Backend):
         logprobs = [each["logprob"] for each in choice["logprobs"]["content"]]
         return Sampled(answer["prompt_token_ids"], choice["token_ids"], logprobs)
 
-    def _until_answered(self, ask: Callable[[], Any]) -> Any:
-        """Repeat what a lost server left unanswered, once it is up again."""
-        for attempt in range(1, _ATTEMPTS + 1):
+    def _until_answered(self, ask: Callable[[], T]) -> T:
+        """Repeat what a lost server left unanswered, once it is up again, within its time limit."""
+        failures, end = 0, math.inf
+        while True:
             try:
                 return ask()
+            except Refused as error:
+                raise EngineLost(f"{error} Was it restarted in another way than with `{START_COMMAND}`?") from error
             except ServerLost as error:
-                self._state = {}
-                if attempt == _ATTEMPTS:
+                self._state, failures = {}, failures + 1
+                end = min(end, time.monotonic() + self.connection.timeout)
+                if failures == _ATTEMPTS or time.monotonic() >= end:
                     raise EngineLost(
-                        f"The vLLM server at {self.connection.base_url} failed {_ATTEMPTS} times in a row: {error}"
+                        f"The vLLM server at {self.connection.base_url} failed {failures} times in a row: {error}"
                     ) from error
                 logger.warning("The vLLM server failed (%s); waiting for it, to try again.", error)
                 time.sleep(vllm_connection.POLL)
                 self.connection.wait()
-        raise AssertionError("unreachable")
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)

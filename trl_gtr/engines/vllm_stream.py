@@ -37,12 +37,23 @@ class WeightStream:
         size: Number of members.
         backend: "nccl", from GPU to GPU, or "gloo", from CPU to CPU.
         timeout: Seconds to wait for the other members.
+        device: Where this member has the tensors, with NCCL its GPU; `None`: the CPU.
     """
 
-    def __init__(self, store: dist.Store, *, name: str, rank: int, size: int, backend: str, timeout: float) -> None:
+    def __init__(
+        self,
+        store: dist.Store,
+        *,
+        name: str,
+        rank: int,
+        size: int,
+        backend: str,
+        timeout: float,
+        device: torch.device | None = None,
+    ) -> None:
         self.name, self._store, self._count = name, dist.PrefixStore(name, store), 0
         self._freed = 0
-        self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
+        self._device = device or torch.device("cpu")
         self._timeout = timedelta(seconds=timeout)
         self._store.add(_ARRIVED, 1)
         with _broken_by_errors():

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import torch
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from ..tasks.contract import Contract
@@ -34,13 +35,15 @@ class WeightTransfer(Contract):
         """Make the same weights ready on another process."""
 
     @abstractmethod
-    def send(self, connection: Connection, workers: Sequence[Mapping[str, Any]], again: bool) -> None:
+    def send(self, connection: Connection, workers: Sequence[Mapping[str, Any]]) -> None:
         """Have the server load them. Raises `ServerLost` if it has to be repeated.
 
         Args:
             workers: What each of the server's workers said to `gtr_claim`.
-            again: The server was restarted, and this process alone noticed it.
         """
+
+    def check_again(self) -> None:
+        """Raise `EngineLost` if this process alone can't send the weights again to a server that was restarted."""
 
     @abstractmethod
     def close(self) -> None:
@@ -66,7 +69,7 @@ class FileTransfer(WeightTransfer):
     def follow(self, weights: Weights, offered: str) -> None:
         self._file = offered
 
-    def send(self, connection: Connection, workers: Sequence[Mapping[str, Any]], again: bool) -> None:
+    def send(self, connection: Connection, workers: Sequence[Mapping[str, Any]]) -> None:
         try:
             connection.call("gtr_load_file", self._file)
         except ServerLost as error:
@@ -93,6 +96,8 @@ class StreamTransfer(WeightTransfer):
 
     def __init__(self, backend: str, port: int, timeout: float) -> None:
         self.backend, self.timeout = backend, timeout
+        # Of this thread: a server that was restarted may get the weights from another.
+        self._device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
         self._store: Any = open_store(port, timeout)
         self._weights: Weights | None = None
         self._stream: WeightStream | None = None
@@ -106,13 +111,15 @@ class StreamTransfer(WeightTransfer):
     def follow(self, weights: Weights, offered: str) -> None:
         self._weights = weights
 
-    def send(self, connection: Connection, workers: Sequence[Mapping[str, Any]], again: bool) -> None:
-        assert self._weights is not None  # `offer` or `follow` came before
-        if again and is_deepspeed_zero3_enabled():
+    def check_again(self) -> None:
+        if is_deepspeed_zero3_enabled():
             raise EngineLost(
                 "The vLLM server was restarted during a rollout. With ZeRO-3 no process holds whole weights to send "
                 "again: continue from the checkpoint."
             )
+
+    def send(self, connection: Connection, workers: Sequence[Mapping[str, Any]]) -> None:
+        assert self._weights is not None  # `offer` or `follow` came before
         members = [worker["process"] for worker in workers]
         if members != self._members or any(worker["stream"] != self._name for worker in workers):
             self._stream = None  # another process has sent since then, or the server was restarted
@@ -129,7 +136,7 @@ class StreamTransfer(WeightTransfer):
         try:
             if stream is None:
                 wait_for_workers(self._store, name, len(members), answer.done, self.timeout)
-                stream = WeightStream(self._store, rank=0, **group)
+                stream = WeightStream(self._store, rank=0, device=self._device, **group)
             self._send_all(stream, self._weights, answer)
         except BaseException as error:
             self._stream = None  # its members may have stopped anywhere

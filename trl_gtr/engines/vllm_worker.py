@@ -62,8 +62,15 @@ class WeightReceiver:
         stream = "" if self.gtr_stream is None else self.gtr_stream.name
         return {"granted": granted, "process": self.gtr_process, "stream": stream}
 
-    def gtr_use(self, version: str) -> dict[str, Any]:
+    def gtr_release(self, sender: str) -> None:
+        """Let another process send, since this one can't."""
+        if self.gtr_sender == sender:
+            self.gtr_sender = ""
+
+    def gtr_use(self, version: str, sender: str = "") -> dict[str, Any]:
         """Sample with the weights that were loaded. Returns the state."""
+        if self.gtr_sender != sender:
+            raise RuntimeError("another process has begun to send weights")
         self.gtr_sender, self.gtr_version, self.gtr_loads = "", version, self.gtr_loads + 1
         return self.gtr_state()
 
@@ -81,7 +88,9 @@ class WeightReceiver:
         told = json.loads(place)
         host, port = told.pop("host"), told.pop("port")
         if self.gtr_stream is None or self.gtr_stream.name != told["name"]:
-            self.gtr_stream = WeightStream(connect(host, port, told["timeout"]), rank=1 + self.rank, **told)
+            device = torch.device("cuda", torch.cuda.current_device()) if told["backend"] == "nccl" else None
+            store = connect(host, port, told["timeout"])
+            self.gtr_stream = WeightStream(store, rank=1 + self.rank, device=device, **told)
         try:
             self.gtr_load(self.gtr_stream.receive())
         except BaseException:

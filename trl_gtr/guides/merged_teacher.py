@@ -94,6 +94,8 @@ class MergedTeacher(Guide):
         """Generates the thoughts to clone, with a temperature and top-k of its own."""
         self._attached: _Attached | None = None
         self._updates = 0
+        self._added_in = -1
+        """The update in which a policy was last added."""
         self._adding = 0.0
         """Seconds that adding the newest policy has taken."""
 
@@ -151,27 +153,33 @@ class MergedTeacher(Guide):
     def labels(self, rollout: Rollout, update: int, means: Means) -> int:
         run, past = self._run.run, self._run.past
         if past.count == 0:  # not before training begins: the output folder may hold an earlier run until then
-            self._add_policy(run)
+            self._add_policy(run, update)
             self._merge()
-        elif (self._updates + 1) % self.merge_every == 0:
-            self._add_policy(run)  # merged after this update, whose teacher does without the acting policy
-        corrected = 0 if self.corrected is None else self.corrected.labels(rollout, update, means)
-        if self.variant == "kl":
-            return corrected
         pairs = zip(rollout.transitions, rollout.corrections, strict=True)
         steps = [step for step, correction in pairs if step.response.valid and not _answered(correction)]
+        # First what may fail: nothing of a rollout that is abandoned may be in the checkpoint.
+        thoughts = [] if self.variant == "kl" else self._written(steps, update, means)
+        if self._added_in != update and (self._updates + 1) % self.merge_every == 0:
+            self._add_policy(run, update)  # merged after this update, whose teacher does without the acting policy
+        corrected = 0 if self.corrected is None else self.corrected.labels(rollout, update, means)
+        return corrected + sum(self._add_label(step, ids, update) for step, ids in zip(steps, thoughts, strict=False))
+
+    def _written(self, steps: Sequence[Transition], update: int, means: Means) -> list[np.ndarray | None]:
+        """The teacher's thoughts for these steps. Raises `EngineLost` on all processes, since none may wait."""
+        run, thoughts = self._run.run, []
+        fault: EngineLost | None = None
         seed = np.random.SeedSequence([run.args.seed, update, run.processes.rank]).generate_state(1)[0]
+        device = run.args.device
         # Separate random numbers: the teacher must not change what the agent samples.
-        device, thoughts, fault = run.args.device, [], None
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
             torch.manual_seed(int(seed))
             try:
                 thoughts = self._thoughts(steps, means)
-            except EngineLost as error:  # raised on all processes, since the others would wait
+            except EngineLost as error:
                 fault = error.with_traceback(None)
         if lost := next((each for each in run.processes.gather(fault) if each is not None), None):
             raise lost
-        return corrected + sum(self._add_label(step, ids, update) for step, ids in zip(steps, thoughts, strict=True))
+        return thoughts
 
     def _thoughts(self, steps: Sequence[Transition], means: Means) -> list[np.ndarray | None]:
         """The teacher's thought for each step, as sampled ids; `None` if none of its responses was valid."""
@@ -225,7 +233,7 @@ class MergedTeacher(Guide):
         self._merge(means)
         means.maximum("teacher/merge_seconds", self._adding + time.perf_counter() - started)
 
-    def _add_policy(self, run: GuidedRun) -> None:
+    def _add_policy(self, run: GuidedRun, update: int) -> None:
         past, started = self._run.past, time.perf_counter()
         with run.processes.raise_on_all_ranks(f"The policy could not be added to {past.folder}", _FREE_SPACE):
             if run.processes.rank == 0:
@@ -233,7 +241,7 @@ class MergedTeacher(Guide):
                     past.clear()
                 past.add()
         past.count = run.processes.gather(past.count)[0]
-        self._adding = time.perf_counter() - started
+        self._adding, self._added_in = time.perf_counter() - started, update
 
     def _merge(self, means: Means | None = None) -> None:
         """Merge on the first process, and send the teacher to all others."""
@@ -252,7 +260,7 @@ class MergedTeacher(Guide):
         return {} if self.corrected is None else self.corrected.metrics()
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"updates": self._updates}
+        state: dict[str, Any] = {"updates": self._updates, "added_in": self._added_in}
         if self.corrected is not None:
             state["corrected"] = self.corrected.state_dict()
         elif self.buffer is not None:
@@ -264,7 +272,7 @@ class MergedTeacher(Guide):
             if state:  # saved by a run with another guide (`allow_changed_config`)
                 logger.warning("The checkpoint's guide was another: the teacher starts with the policy as it is now.")
             return
-        self._updates = state["updates"]
+        self._updates, self._added_in = state["updates"], state.get("added_in", -1)
         if self.corrected is not None:
             self.corrected.load_state_dict(state.get("corrected", {}))
         elif self.buffer is not None and "buffer" in state:
