@@ -325,7 +325,8 @@ def test_an_engine_lost_while_the_teacher_writes_leaves_nothing_behind(make_trai
     """The abandoned rollout is played again: its policy must join the past once, and its labels be cloned once."""
 
     def trainer(name):
-        return make_trainer(MergedTeacher("sft"), True, name, save_strategy="steps", save_steps=100)
+        guide = MergedTeacher("sft", merge="linear", weighting="sma")  # every policy counts
+        return make_trainer(guide, True, name, save_strategy="steps", save_steps=100)
 
     whole = trainer("whole")
     whole.train()
