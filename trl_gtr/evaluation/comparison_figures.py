@@ -22,11 +22,13 @@ def draw_band(
     colour: str | None = None,
     over: str = "update",
     style: str = "-",
+    band: bool = True,
 ) -> None:
     """Draw the mean over runs as a line, with their range as a band.
 
     Args:
         over: What is on the x-axis: "update", or a logged number, e.g. "env_steps" if updates differ in size.
+        band: Whether to draw the range.
     """
     drawn = [(positions(run, name, over), curve(run, name)) for run in runs if len(curve(run, name))]
     if not drawn:
@@ -36,7 +38,8 @@ def draw_band(
     shared = drawn[0][0][drawn[0][0] <= end]
     values = np.array([np.interp(shared, x, y) for x, y in drawn])
     (line,) = axis.plot(shared, values.mean(0), style, label=label, color=colour, linewidth=2)
-    axis.fill_between(shared, values.min(0), values.max(0), alpha=0.2, color=line.get_color(), linewidth=0)
+    if band:
+        axis.fill_between(shared, values.min(0), values.max(0), alpha=0.2, color=line.get_color(), linewidth=0)
 
 
 def positions(run: Run, name: str, over: str) -> np.ndarray:
@@ -64,7 +67,7 @@ def draw_curves(runs: Sequence[Run], file: str | Path, curves: Mapping[str, str]
 
 
 def draw_guidance(runs: Sequence[Run], file: str | Path) -> None:
-    """Draw a column per task: above, sampled success over steps; below, greedy success at the end, a dot per seed.
+    """Draw a column per task: above, mean sampled success over steps; below, greedy success at the end for each seed.
 
     A method keeps its colour. Dashed lines and filled dots are with guidance. The dotted line is the common start.
     """
@@ -77,11 +80,13 @@ def draw_guidance(runs: Sequence[Run], file: str | Path) -> None:
             colour = f"C{place % 10}"
             for arm, style, side, face in ((method, "-", -0.16, "none"), (method + GUIDED, "--", 0.16, colour)):
                 mine = arms.get(arm, [])
-                draw_band(above, mine, "episode/success", arm, colour, "env_steps", style)
+                label = method if arm == method else "_"  # which matplotlib leaves out of the legend
+                draw_band(above, mine, "episode/success", label, colour, "env_steps", style, band=False)
                 reached = [summary(run)["end success"] for run in mine]
                 below.scatter([place + side] * len(reached), reached, 26, edgecolors=colour, facecolors=face, zorder=3)
                 if reached:
                     below.hlines(np.mean(reached), place + side - 0.13, place + side + 0.13, colour, linewidth=2)
+        above.plot([], [], "k--", label="guided")
         start = np.mean([summary(run)["start success"] for run in tasks[task]])
         below.axhline(start, color="0.4", linestyle=":", label="start")
         above.set(title=task, xlabel="environment steps", ylim=(-0.02, 1.04))
@@ -91,7 +96,7 @@ def draw_guidance(runs: Sequence[Run], file: str | Path) -> None:
             axis.spines[["top", "right"]].set_visible(False)
     curves[0].set_ylabel("success while training (sampled)")
     ends[0].set_ylabel("success at the end (greedy)")
-    curves[0].legend(fontsize=7, ncols=2)
+    curves[0].legend(fontsize=8, ncols=2)
     ends[0].legend(fontsize=8)
     figure.savefig(file, dpi=120)
 
