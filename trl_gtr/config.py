@@ -401,14 +401,6 @@ class GTRConfig(EngineFields, EnvironmentFields, PPOConfig):
             f"must add up to less than `ddp_timeout` ({self.ddp_timeout}), after which the other processes give up.",
         )
         require(
-            PartialState().num_processes == 1
-            or (self.engine, self.vllm_mode) != ("vllm", "server")
-            or self.rollout_deadline + 2 * self.vllm_server_timeout < self.ddp_timeout,
-            f"`rollout_timeout` ({self.rollout_deadline:g}) and twice `vllm_server_timeout` "
-            f"({self.vllm_server_timeout:g}) must add up to less than `ddp_timeout` ({self.ddp_timeout}), after which "
-            "the other processes give up.",
-        )
-        require(
             not self.fsdp and not str_to_bool(os.environ.get("ACCELERATE_USE_FSDP", "False")),
             "FSDP is not supported: use DDP or DeepSpeed (examples/accelerate_configs).",
         )

