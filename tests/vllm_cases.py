@@ -113,8 +113,8 @@ def _handler(server: FakeVLLM) -> type[BaseHTTPRequestHandler]:
             data = b"" if content is None else json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
             with suppress(BrokenPipeError):  # of a client that no longer waits
+                self.end_headers()
                 self.wfile.write(data)
 
         def log_message(self, *_: Any) -> None:
