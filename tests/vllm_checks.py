@@ -212,7 +212,7 @@ def run(folder: str, stop_after: int | None = None, resume: bool = False, **sett
 
 def runs() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        found = {name: run(f"{folder}/{name}") for name in ("first", "second")}
+        found = {"whole": run(f"{folder}/whole")}
         run(f"{folder}/resumed", stop_after=2)
         found["resumed"] = run(f"{folder}/resumed", resume=True)
         return found | {"asynchronous": run(f"{folder}/asynchronous", asynchronous=True)}
