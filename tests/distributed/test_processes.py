@@ -40,3 +40,14 @@ def test_a_check_runs_on_the_first_process_only(processes, monkeypatch):
     monkeypatch.setattr(processes, "gather", lambda own: ["said by the first", own])
     with pytest.raises(ValueError, match="said by the first"):
         processes.check_on_first(check)
+
+
+def test_a_fault_is_raised_everywhere_with_its_own_type(processes, monkeypatch):
+    processes.raise_first(None)
+    own = ConnectionError("the server is gone")
+    with pytest.raises(ConnectionError, match="the server is gone") as raised:
+        processes.raise_first(own)
+    assert raised.value is own  # with its traceback
+    monkeypatch.setattr(processes, "gather", lambda mine: [mine, KeyError("of process 1")])
+    with pytest.raises(KeyError, match="of process 1"):
+        processes.raise_first(None)

@@ -300,17 +300,16 @@ def test_all_processes_learn_why_process_0_could_not_send(
     def refuse(*_: Any) -> None:
         raise fault
 
-    def gather(value: Any) -> list[Any]:
-        told.append(value)
-        return [value if rank == 0 else ("", fault)]
+    def raise_first(own: Exception | None) -> None:
+        told.append(own)
+        raise fault
 
-    monkeypatch.setattr(engine.backend, "processes", SimpleNamespace(rank=rank, gather=gather))
+    processes = SimpleNamespace(rank=rank, raise_first=raise_first)
+    monkeypatch.setattr(engine.backend, "processes", processes)
     monkeypatch.setattr(engine.backend.transfer, "offer", refuse)  # type: ignore[attr-defined]
     with pytest.raises(type(fault), match=str(fault)):
         engine.sync(engine.model)
-    [(offered, shared)] = told
-    assert offered == ""
-    assert type(shared) is (type(fault) if rank == 0 else type(None))
+    assert told == [fault if rank == 0 else None]
 
 
 def test_requests_do_not_wait_for_a_hanging_server_one_after_another(engine: VLLMEngine, server: FakeVLLM) -> None:

@@ -5,6 +5,7 @@ Small messages use a separate gloo group, which, unlike NCCL, can tell which pro
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -82,6 +83,16 @@ class Processes:
         if any(faults):
             listed = "; ".join(f"process {rank}: {fault}" for rank, fault in enumerate(faults) if fault)
             raise OSError(f"{what} ({listed}). {advice}") from error
+
+    def raise_first(self, fault: Exception | None) -> None:
+        """Raise on all processes what the first of them failed with, so that none waits for it.
+
+        Args:
+            fault: Why this process failed, if it did.
+        """
+        faults = self.gather(None if fault is None else copy.copy(fault).with_traceback(None))
+        if (first := next((each for each in faults if each is not None), None)) is not None:
+            raise fault or first
 
     def check_on_first(self, check: Callable[[], None]) -> None:
         """Run a check on rank 0 only; if it raises a `ValueError`, raise it on all ranks."""

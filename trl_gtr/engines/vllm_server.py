@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import base64
-import copy
 import io
 import logging
 import math
@@ -85,16 +84,15 @@ class VLLMServer(Backend):
         if self.processes is None:
             self._replace(weights, version)
             return
-        offered, error = "", None
+        offered = ""
+        error: Exception | None = None
         if self.processes.rank == 0:
             try:
                 offered = self._replace(weights, version)
             except Exception as failure:  # all must learn of it: the others wait
                 error = failure
-        fault = None if error is None else copy.copy(error).with_traceback(None)
-        offered, fault = self.processes.gather((offered, fault))[0]
-        if fault is not None:
-            raise error or fault
+        self.processes.raise_first(error)
+        offered = self.processes.gather(offered)[0]
         if self.processes.rank:
             self.transfer.follow(weights, offered)
 

@@ -61,11 +61,10 @@ def evaluate_on_all_ranks(
                 vectorization=Vectorization.from_settings(args),
             ).episodes
         except EngineLost as error:  # raised below on all processes, since the others wait
-            fault = error.with_traceback(None)
+            fault = error
         processes.barrier("evaluation")
-    signals, by_process, faults = zip(*processes.gather((received(), played, fault)), strict=True)
-    if lost := next((each for each in faults if each is not None), None):
-        raise lost
+    processes.raise_first(fault)
+    signals, by_process = zip(*processes.gather((received(), played)), strict=True)
     everybody = sorted((episode for each in by_process for episode in each), key=lambda episode: episode.index)
     report = EvaluationReport(task.name, tuple(everybody), planned=episodes)
     stopped = any(signal is not None for signal in signals)

@@ -158,11 +158,11 @@ class MergedTeacher(Guide):
         pairs = zip(rollout.transitions, rollout.corrections, strict=True)
         steps = [step for step, correction in pairs if step.response.valid and not _answered(correction)]
         # First what may fail: nothing of a rollout that is abandoned may be in the checkpoint.
-        thoughts = [] if self.variant == "kl" else self._written(steps, update, means)
+        thoughts = self._written(steps, update, means) if self.variant == "sft" else [None] * len(steps)
         if self._added_in != update and (self._updates + 1) % self.merge_every == 0:
             self._add_policy(run, update)  # merged after this update, whose teacher does without the acting policy
         corrected = 0 if self.corrected is None else self.corrected.labels(rollout, update, means)
-        return corrected + sum(self._add_label(step, ids, update) for step, ids in zip(steps, thoughts, strict=False))
+        return corrected + sum(self._add_label(step, ids, update) for step, ids in zip(steps, thoughts, strict=True))
 
     def _written(self, steps: Sequence[Transition], update: int, means: Means) -> list[np.ndarray | None]:
         """The teacher's thoughts for these steps. Raises `EngineLost` on all processes, since none may wait."""
@@ -176,9 +176,8 @@ class MergedTeacher(Guide):
             try:
                 thoughts = self._thoughts(steps, means)
             except EngineLost as error:
-                fault = error.with_traceback(None)
-        if lost := next((each for each in run.processes.gather(fault) if each is not None), None):
-            raise lost
+                fault = error
+        run.processes.raise_first(fault)
         return thoughts
 
     def _thoughts(self, steps: Sequence[Transition], means: Means) -> list[np.ndarray | None]:
