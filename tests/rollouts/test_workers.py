@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ from worker_cases import Careless, gone, played, running, same, says, told
 
 from trl_gtr.distributed.means import Means
 from trl_gtr.evaluation.evaluate import evaluate_agent
+from trl_gtr.rollouts.process_workers import ProcessWorker
 from trl_gtr.rollouts.vector_envs import unpack_infos
 from trl_gtr.rollouts.worker_base import WorkerLost
 from trl_gtr.rollouts.workers import WorkerVectorEnv
@@ -86,6 +88,59 @@ def fail_often(envs: WorkerVectorEnv) -> None:
         warnings.simplefilter("ignore")
         for _ in range(3):
             envs.step(["raise", "go"])
+
+
+def test_a_replacement_that_fails_to_start_changes_no_later_episode() -> None:
+    """How often a new worker must be started is chance, on a cluster above all."""
+    steady, unlucky = episodes_after_losses(failing_starts=()), episodes_after_losses(failing_starts=(2,))
+    assert steady == unlucky
+    assert len(set(steady)) > 1
+
+
+def episodes_after_losses(failing_starts: tuple[int, ...]) -> list[int]:
+    """The targets of four episodes that follow a loss. Some starts of workers, by number, end in a crash."""
+    started = itertools.count()
+
+    def start(make_env: bytes) -> ProcessWorker:
+        worker = ProcessWorker(make_env)
+        if next(started) in failing_starts:
+            worker.kill()
+        return worker
+
+    envs, targets = WorkerVectorEnv(make, 1, start_worker=start), []
+    try:
+        envs.reset(seed=0)
+        for _ in range(4):
+            with pytest.warns(UserWarning, match="its episode is lost"):
+                targets.append(int(envs.step(["die"])[0][0][1]))
+            envs.step(["go"])
+    finally:
+        envs.close()
+    return targets
+
+
+def test_groups_begin_whatever_happens_to_workers_between_episodes() -> None:
+    """One is lost while nobody plays, its replacement fails to start; another is due to be recycled, and fails too."""
+    started = itertools.count()
+
+    def start(make_env: bytes) -> ProcessWorker:
+        worker = ProcessWorker(make_env)
+        if next(started) in (2, 3):
+            worker.kill()
+        return worker
+
+    envs = WorkerVectorEnv(make, 2, recycle_after=1, start_worker=start)
+    try:
+        expected = envs.reset(seed=[5, 5])[0].tolist()
+        envs.workers[0].kill()
+        envs.workers[1].episodes = 1
+        with pytest.warns(UserWarning, match="The worker of environment . is replaced: ") as said:
+            found = envs.reset_some({0: 5, 1: 5})
+        assert len([each for each in said if "is replaced" in str(each.message)]) == 3
+        assert [observation.tolist() for observation, _ in found.values()] == expected
+        assert envs.lost_episodes == 0
+    finally:
+        envs.close()
 
 
 def test_an_environment_that_cannot_be_created_raises() -> None:

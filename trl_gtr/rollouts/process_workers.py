@@ -56,7 +56,7 @@ class ProcessWorker(Worker):
 
     def _exit_code(self) -> str:
         try:
-            return f" with exit code {self._process.wait(timeout=1)}"
+            return f" with exit code {self._process.wait(timeout=5)}"
         except subprocess.TimeoutExpired:
             return ""
 

@@ -33,6 +33,8 @@ _REACH = 10.0
 _CONNECTION_TIMEOUT = 5.0
 _turns = itertools.count(os.getpid())
 """Which node is next. The processes of a run begin at different ones."""
+_joined: tuple[str | None, str] | None = None
+"""With which address this process has joined a cluster, and that cluster's own."""
 
 
 class Host:
@@ -136,9 +138,11 @@ class RayWorker(Worker):
         self._close(patience)
         if not ray.is_initialized():
             return  # it has ended, and all actors with it
+        reachable = True
         try:
             ray.get(self._closing, timeout=patience + _REACH)
-            reachable = True
+        except ray.exceptions.GetTimeoutError:
+            self.host.retire()  # an actor that hangs, or a process that is slow to end: its neighbours go on
         except ray.exceptions.RayError:
             reachable = False
         self.host.leave(self.place, reachable)
@@ -169,6 +173,11 @@ class HostHandle:
             place = self._free.pop()
             self._taken.add(place)
             return place
+
+    def retire(self) -> None:
+        """Take no further environments."""
+        with self._lock:
+            self._free = []
 
     def leave(self, place: int, reachable: bool) -> None:
         """Give up a place, or the whole actor if it isn't `reachable`."""
@@ -239,7 +248,9 @@ def connect(address: str | None) -> None:
         raise ImportError(INSTALL)
     import ray
 
+    global _joined
     if ray.is_initialized():
+        _check_connected(address)
         return
     if address is None:
         ray.init(address="local", include_dashboard=False, logging_level="warning")
@@ -247,11 +258,27 @@ def connect(address: str | None) -> None:
     check_address(address)
     try:
         ray.init(address=address, logging_level="warning")
+        _joined = address, ray.get_runtime_context().gcs_address
     except (ConnectionError, RuntimeError, ValueError, OSError, ray.exceptions.RayError) as error:
         raise ValueError(
             f"Can't connect to Ray at {address!r}: {_last_line(error)} Run `ray start --head` on one machine and `ray "
             "start --address=HOST:6379` on the others, this one included, and set ray_address='auto'."
         ) from error
+
+
+def _check_connected(address: str | None) -> None:
+    """Raise if this process, which is connected already, is so to another cluster."""
+    import ray
+
+    connected = ray.get_runtime_context().gcs_address
+    if address in (None, "auto") or (address, connected) == _joined:
+        return
+    check_address(address)
+    if _numeric(address) != _numeric(connected):
+        raise ValueError(
+            f"This process is connected to Ray at {connected}, not at {address}: call `ray.shutdown()` first, or "
+            "leave `ray_address` out."
+        )
 
 
 def check_address(address: str) -> None:
@@ -271,6 +298,12 @@ def check_address(address: str) -> None:
             f"No Ray cluster answers at {address} ({error}): check `ray_address`, and that `ray start --head` was run "
             "there."
         ) from error
+
+
+def _numeric(address: str) -> str:
+    """HOST:PORT with the host as a number."""
+    host, _, port = address.rpartition(":")
+    return f"{socket.getaddrinfo(host, None)[0][4][0]}:{port}"
 
 
 def _last_line(error: Exception) -> str:

@@ -195,16 +195,17 @@ class WorkerVectorEnv(VectorEnv):
         for i, seed in seeds.items():
             if self.recycle_after is not None and self.workers[i].episodes >= self.recycle_after:
                 self.workers[i].stop(PATIENCE)
-                self._restart(i)
+                self.workers[i] = self._start_worker(self._make_env)
+                try:
+                    self.workers[i].answer(self.start_timeout)
+                except WorkerLost:
+                    self.workers[i].kill()  # which is found out below
             self.workers[i].send("reset", seed, None)
         for i, seed in seeds.items():
             try:
                 self._last[i] = self.workers[i].answer(self.start_timeout)
-            except WorkerLost:
-                self.workers[i].stop()
-                self._restart(i)
-                self.workers[i].send("reset", seed, None)
-                self._last[i] = self.workers[i].answer(self.start_timeout)
+            except WorkerLost as loss:
+                self._last[i] = self._start_anew(i, seed, loss)
             self.workers[i].episodes += 1
         return {i: self._last[i] for i in seeds}
 
@@ -229,11 +230,6 @@ class WorkerVectorEnv(VectorEnv):
             self._last[i] = observation, info
             results[i] = observation, float(reward), bool(terminated), bool(truncated), info
         return results
-
-    def _restart(self, i: int) -> None:
-        """A new worker whose environment has not been reset."""
-        self.workers[i] = self._start_worker(self._make_env)
-        self.workers[i].answer(self.start_timeout)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call method `name` of every environment, or get the attribute."""
@@ -322,6 +318,15 @@ class WorkerVectorEnv(VectorEnv):
 
     def _replace(self, i: int, loss: WorkerLost) -> tuple[Any, float, bool, bool, dict[str, Any], tuple[Any, Any]]:
         """Start a new worker with a new episode; the returned step marks the old episode as lost."""
+        seed = int(self._seeds[i].integers(2**31))
+        observation, info = self._start_anew(i, seed, loss, " and its episode is lost")
+        self.lost_episodes += 1
+        last_observation, last_info = self._last[i]
+        final_info = {**copy.deepcopy(last_info), "worker_lost": True}
+        return observation, 0.0, False, True, info, (last_observation, final_info)
+
+    def _start_anew(self, i: int, seed: int, loss: WorkerLost, cost: str = "") -> tuple[Any, dict[str, Any]]:
+        """The start of an episode in a new worker. The seed is the same however many starts fail."""
         while True:
             self._failures[i] += 1
             if self._failures[i] >= _MAX_FAILURES:
@@ -329,20 +334,15 @@ class WorkerVectorEnv(VectorEnv):
                     f"The worker of environment {i} was lost {_MAX_FAILURES} times without a step in between. "
                     f"Last error: {loss}"
                 ) from loss
-            warnings.warn(f"The worker of environment {i} is replaced and its episode is lost: {loss}", stacklevel=3)
+            warnings.warn(f"The worker of environment {i} is replaced{cost}: {loss}", stacklevel=4)
             self.workers[i].stop()
             self.workers[i] = self._start_worker(self._make_env)
-            self.workers[i].send("reset", int(self._seeds[i].integers(2**31)), None)
+            self.workers[i].send("reset", seed, None)
             try:
                 self.workers[i].answer(self.start_timeout)
-                observation, info = self.workers[i].answer(self.start_timeout)
-                break
+                return self.workers[i].answer(self.start_timeout)
             except WorkerLost as again:
                 loss = again
-        self.lost_episodes += 1
-        last_observation, last_info = self._last[i]
-        final_info = {**copy.deepcopy(last_info), "worker_lost": True}
-        return observation, 0.0, False, True, info, (last_observation, final_info)
 
     def _count_episode(self, i: int) -> None:
         """Replace a worker after `recycle_after` episodes. Its environment is at the start of an episode."""
