@@ -242,7 +242,11 @@ def two_processes(*server: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         PartialState(cpu=True)
         [place] = broadcast_object_list([folder])
-        options = {"vllm_mode": "server", "vllm_base_url": server[0], "vllm_sync": "gloo"} if server else {}
+        options = (
+            {"vllm_mode": "server", "vllm_base_url": server[0], "vllm_sync": "gloo", "vllm_group_port": 0}
+            if server
+            else {}
+        )
         return {"log": run(place, per_device_train_batch_size=4, **options), "processes": PartialState().num_processes}
 
 

@@ -127,7 +127,9 @@ class GTRTrainer(PPOBridge):
         self.progress = BarProgress() if shows else Progress()
         self._add_callbacks()
         scorer = Scorer(args, self.policy, self.network, self.processes, self.accelerator.autocast)
-        make_engine = EngineMaker(args, self.policy, self.accelerator, self.processes)
+        self.signals, self.counters = StopSignals(), RunCounters()
+        shared = args, self.policy, self.accelerator, self.processes
+        make_engine = EngineMaker(*shared, stopped=lambda: self.signals.received is not None)
         self.engine = make_engine(self.model)
         model, score = self.trained.policy, scorer.score_under
         self.guide.attach(GuidedRun(args, task, self.policy, model, self.processes, score, make_engine))
@@ -137,7 +139,6 @@ class GTRTrainer(PPOBridge):
         self.updater = Updater(
             args, self.accelerator, self.processes, scorer, self.optimizer, objective, buffer, self.progress
         )
-        self.signals, self.counters = StopSignals(), RunCounters()
         self.length = RunLength(args, varies=self.estimator.needs_groups)
         self._last_loss = math.nan
         self.checkpointer = self._make_checkpointer()
@@ -164,6 +165,7 @@ class GTRTrainer(PPOBridge):
             self.collector,
             save=(lambda: self._save_checkpoint(self.model, trial=None)) if saves else None,
             end=self._end,
+            received=lambda: self.signals.received,
             needs_corrector=not self.guide.teaches_alone,
         )
 

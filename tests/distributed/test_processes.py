@@ -51,3 +51,18 @@ def test_a_fault_is_raised_everywhere_with_its_own_type(processes, monkeypatch):
     monkeypatch.setattr(processes, "gather", lambda mine: [mine, KeyError("of process 1")])
     with pytest.raises(KeyError, match="of process 1"):
         processes.raise_first(None)
+
+
+class Strict(Exception):
+    """Can be pickled but not unpickled."""
+
+    def __init__(self, *, reason):
+        super().__init__(f"strict about {reason}")
+
+
+def test_a_fault_that_cannot_be_sent_is_told_all_the_same(processes, monkeypatch):
+    sent = []
+    monkeypatch.setattr(processes, "gather", lambda mine: sent.append(mine) or [mine])
+    with pytest.raises(Strict):
+        processes.raise_first(Strict(reason="keywords"))
+    assert str(sent[0]) == "Strict('strict about keywords')"

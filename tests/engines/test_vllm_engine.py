@@ -239,9 +239,9 @@ def test_settings_that_cannot_work_here_are_refused(
 
 def test_processes_do_not_give_up_before_a_lost_server_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trl_gtr.engines.choice.PartialState", lambda: SimpleNamespace(num_processes=2))
-    args = quiet_config(tmp_path, engine="vllm", vllm_mode="server", rollout_timeout=900.0, vllm_server_timeout=450.0)
+    args = quiet_config(tmp_path, engine="vllm", vllm_mode="server", rollout_timeout=900.0, vllm_server_timeout=300.0)
     with pytest.raises(
-        ValueError, match=r"twice `vllm_server_timeout` \(450\) must add up to less than `ddp_timeout`"
+        ValueError, match=r"three times `vllm_server_timeout` \(300\) must add up to less than `ddp_timeout`"
     ):
         check_engine(args)
 

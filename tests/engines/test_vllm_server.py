@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import socket
 import subprocess
@@ -19,10 +20,10 @@ import torch
 from vllm_cases import FakeVLLM, Receiver
 from vlms import some_images, some_prompts
 
-from trl_gtr.engines import vllm_connection, vllm_weight_files
+from trl_gtr.engines import vllm_connection, vllm_server, vllm_weight_files
 from trl_gtr.engines.base import EngineLost
 from trl_gtr.engines.vllm import VLLMEngine
-from trl_gtr.engines.vllm_connection import Connection
+from trl_gtr.engines.vllm_connection import Connection, Refused, ServerLost
 from trl_gtr.engines.vllm_server import VLLMServer
 from trl_gtr.engines.vllm_transfer import FileTransfer, StreamTransfer, WeightTransfer
 from trl_gtr.engines.vllm_weight_files import ScratchFolder, write_weights
@@ -57,7 +58,7 @@ def server(policy: Any) -> Iterator[FakeVLLM]:
 
 def engine_with(transfer: WeightTransfer, policy: Any, server: FakeVLLM) -> VLLMEngine:
     model, encoding = policy
-    return VLLMEngine(encoding, model, VLLMServer(Connection(server.url + "/v1", 5), model, transfer))
+    return VLLMEngine(encoding, model, VLLMServer(Connection(server.url + "/v1", 60), model, transfer))
 
 
 @pytest.fixture
@@ -71,18 +72,17 @@ def engine(policy: Any, server: FakeVLLM, tmp_path: Path) -> Iterator[VLLMEngine
 @pytest.fixture
 def streaming(policy: Any, server: FakeVLLM) -> Iterator[VLLMEngine]:
     """Its weights go over the network."""
-    made = engine_with(StreamTransfer("gloo", 0, 5), policy, server)
+    made = engine_with(StreamTransfer("gloo", 0, 60), policy, server)
     yield made
     made.close()
 
 
 def failing(times: int, part: str, status: int = 500) -> Callable[[str, dict[str, Any]], int | None]:
     """Answers this often with an error where the path holds `part`."""
-    left = [times]
+    asked = itertools.count()  # safe in threads
 
     def fail(path: str, body: dict[str, Any]) -> int | None:
-        left[0] -= part in path
-        return status if part in path and left[0] >= 0 else None
+        return status if part in path and next(asked) < times else None
 
     return fail
 
@@ -125,7 +125,9 @@ def test_what_a_lost_server_left_undone_is_repeated(engine: VLLMEngine, server: 
         server.fail = failing(1000, "generate")
         with pytest.raises(ConnectionError, match="3 times in a row"):
             engine.generate(PROMPTS, IMAGES)
-        server.fail = failing(1, "generate", 403)
+        server.fail = failing(1, "generate", 404)  # of something in its place
+        assert len(engine.generate(PROMPTS, IMAGES)) == 3
+        server.fail = failing(1000, "generate", 403)
         with pytest.raises(EngineLost, match=r"HTTP 403.*python -m trl_gtr\.engines\.vllm_serve"):
             engine.generate(PROMPTS, IMAGES)
 
@@ -150,14 +152,14 @@ def test_another_model_is_refused(policy: Any, server: FakeVLLM) -> None:
     model, _ = policy
     server.worker.config |= {"text_config.hidden_size": 64}
     with pytest.raises(ValueError, match=r"another model than the run's \(text_config.hidden_size: 64, not 32\)"):
-        VLLMServer(Connection(server.url, 5), model, FileTransfer())
+        VLLMServer(Connection(server.url, 60), model, FileTransfer())
 
 
 def test_a_server_without_the_extension_is_refused(policy: Any, server: FakeVLLM) -> None:
     model, _ = policy
     server.fail = failing(1, "collective_rpc", 404)
     with pytest.raises(ValueError, match=r"can't take new weights .*python -m trl_gtr\.engines\.vllm_serve"):
-        VLLMServer(Connection(server.url, 5), model, FileTransfer())
+        VLLMServer(Connection(server.url, 60), model, FileTransfer())
 
 
 def test_an_unreachable_server_is_waited_for_and_told(policy: Any) -> None:
@@ -232,7 +234,7 @@ def test_a_port_that_is_taken_is_told() -> None:
 
 def of_another_process(engine: VLLMEngine, transfer: WeightTransfer, server: FakeVLLM) -> VLLMEngine:
     """The engine that another process has after a sync by the first."""
-    backend = VLLMServer(Connection(server.url, 5), engine.model, transfer)
+    backend = VLLMServer(Connection(server.url, 60), engine.model, transfer)
     other = VLLMEngine(engine.policy, engine.model, backend, name=engine._name)
     other._syncs, backend.loaded = engine._syncs, engine.version
     backend.transfer.follow(lambda: engine.model.named_parameters(), "")
@@ -241,7 +243,7 @@ def of_another_process(engine: VLLMEngine, transfer: WeightTransfer, server: Fak
 
 def test_processes_that_share_a_server_send_in_turn(streaming: VLLMEngine, server: FakeVLLM) -> None:
     streaming.sync(streaming.model)
-    other = of_another_process(streaming, StreamTransfer("gloo", 0, 5), server)
+    other = of_another_process(streaming, StreamTransfer("gloo", 0, 60), server)
     server.forget()  # noticed by the other process alone
     other.generate(PROMPTS, IMAGES)
     assert holds_the_weights_of(streaming, server)
@@ -261,9 +263,10 @@ def test_only_one_process_sends_again(engine: VLLMEngine, server: FakeVLLM) -> N
     assert server.count("gtr_load_file") == 1
     server.forget()
     server.worker.gtr_claim("a process that was killed", engine.version, force=False)
-    engine.backend.connection.timeout = 1  # type: ignore[attr-defined]
+    engine.backend.connection.timeout = 3  # type: ignore[attr-defined]
     with pytest.raises(EngineLost, match="got no weights from the process that began"):
         engine.generate(PROMPTS, IMAGES)
+    engine.backend.connection.timeout = 60  # type: ignore[attr-defined]
     engine.sync(engine.model)  # the next run
     assert holds_the_weights_of(engine, server)
 
@@ -313,22 +316,113 @@ def test_all_processes_learn_why_process_0_could_not_send(
 
 
 def test_requests_do_not_wait_for_a_hanging_server_one_after_another(engine: VLLMEngine, server: FakeVLLM) -> None:
-    """Its HTTP side lives and its engine hangs: eight requests take as long as one."""
+    """Its HTTP side lives and its engine hangs: sixteen requests take as long as one."""
     hang = threading.Event()
 
     def answer(path: str, body: dict[str, Any]) -> Any:
         if path != "/health":
-            hang.wait(20)
+            hang.wait(60)
 
     with engine.ready():
         server.answer = answer  # type: ignore[method-assign]
         engine.backend.connection.timeout = 1  # type: ignore[attr-defined]
         began = time.monotonic()
-        with ThreadPoolExecutor(8) as threads:
-            asked = [threads.submit(engine.respond, PROMPTS[0], IMAGES[0], seed) for seed in range(8)]
+        with ThreadPoolExecutor(16) as threads:
+            asked = [threads.submit(engine.respond, PROMPTS[0], IMAGES[0], seed) for seed in range(16)]
         assert all(isinstance(each.exception(), EngineLost) for each in asked)
-        assert time.monotonic() - began < 6  # one after another would be 8 and more
+        assert time.monotonic() - began < 12  # one after another would be 16 and more
         hang.set()
+
+
+def test_requests_that_found_no_place_are_not_begun_after_a_failure(
+    policy: Any, server: FakeVLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that hangs would let each round of them wait."""
+    monkeypatch.setattr(vllm_server, "_MAX_CONNECTIONS", 2)
+    engine = engine_with(FileTransfer(str(tmp_path)), policy, server)
+    with engine.ready():
+        server.fail = failing(1000, "generate")
+        with pytest.raises(EngineLost, match="3 times in a row"):
+            engine.generate(some_prompts(24), some_images(24))
+        assert 3 <= server.count("generate") < 3 * 12
+    engine.close()
+
+
+@pytest.mark.parametrize("page", [b"OK", b"", b"<html>come back later</html>", b'{"status": "starting"}'])
+def test_a_page_of_something_in_between_is_no_answer(page: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = Connection("http://127.0.0.1:9", 0.0)
+    monkeypatch.setattr(connection, "_read", lambda *_: page)
+    connection.wait()  # whatever its words, it is up
+    with pytest.raises(ServerLost, match="it answered"):
+        connection.call("gtr_state")
+
+
+def test_what_is_no_response_is_asked_for_again(engine: VLLMEngine, server: FakeVLLM) -> None:
+    real, wrong = server.answer, [{"choices": []}, {"status": "starting"}]
+
+    def answer(path: str, body: dict[str, Any]) -> Any:
+        return wrong.pop() if "generate" in path and wrong else real(path, body)
+
+    server.answer = answer  # type: ignore[method-assign]
+    with engine.ready():
+        assert len(engine.generate(PROMPTS[:1], IMAGES[:1])) == 1
+    assert not wrong
+
+
+def test_any_process_knows_that_something_was_loaded(
+    engine: VLLMEngine, server: FakeVLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has followed the first finds that it can't send the weights again: the run is saved."""
+    engine.sync(engine.model)
+    other = of_another_process(engine, FileTransfer(), server)
+    processes = SimpleNamespace(rank=1, raise_first=lambda fault: None, gather=lambda own: ["no such file"])
+    monkeypatch.setattr(other.backend, "processes", processes)
+    other.backend.load(lambda: engine.model.named_parameters(), engine.version)
+    server.forget()
+    with pytest.raises(EngineLost, match="The vLLM server can't read no such file"):
+        other.generate(PROMPTS, IMAGES)
+    other.close()
+
+
+def test_what_refuses_in_place_of_a_server_is_waited_out_if_it_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Any] = [Refused("HTTP 404"), Refused("HTTP 404"), Refused("HTTP 404"), b""]
+
+    def read(*_: Any) -> bytes:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return bytes(answer)
+
+    connection = Connection("http://127.0.0.1:9", 60.0)
+    monkeypatch.setattr(connection, "_read", read)
+    with pytest.raises(Refused, match="HTTP 404"):  # at the start it is a wrong address, and told at once
+        connection.wait()
+    connection.wait(restarting=True)
+    assert not answers
+
+
+def test_nobody_waits_for_a_server_once_the_run_is_to_end() -> None:
+    began, connection = time.monotonic(), Connection("http://127.0.0.1:9", 600.0, stopped=lambda: True)
+    with pytest.raises(EngineLost, match="The run was stopped while it waited"):
+        connection.wait()
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize("part", ["offer", "send"])
+def test_weights_that_can_no_longer_be_brought_end_a_run_that_has_learned(
+    part: str, engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise ValueError("no room in /dev/shm")
+
+    with monkeypatch.context() as at_start:
+        at_start.setattr(engine.backend.transfer, part, refuse)  # type: ignore[attr-defined]
+        with pytest.raises(ValueError, match="no room"):
+            engine.sync(engine.model)
+    engine.sync(engine.model)
+    monkeypatch.setattr(engine.backend.transfer, part, refuse)  # type: ignore[attr-defined]
+    with pytest.raises(EngineLost, match="no room"):
+        engine.sync(engine.model)
 
 
 def test_a_run_does_not_use_what_another_has_loaded(engine: VLLMEngine, server: FakeVLLM) -> None:

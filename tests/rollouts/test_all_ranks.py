@@ -31,10 +31,13 @@ def test_a_process_that_cannot_act_reports_it(fault):
     def broken():
         raise fault
 
-    collected = collect_on_all_ranks(broken, processes(), lambda: 2)
+    collected = collect_on_all_ranks(broken, processes(), lambda: None)
     assert len(collected.rollout) == 0
     assert collected.faults == (fault,)
-    assert collected.received == (2,)
+    stopped = collect_on_all_ranks(broken, processes(), lambda: 15)
+    assert stopped.received == (15,)
+    # An engine that is lost while the run is being stopped is no news: nobody waits for it any more.
+    assert stopped.faults == (None if isinstance(fault, EngineLost) else fault,)
 
 
 def test_late_processes_are_named_and_all_times_kept(caplog):

@@ -24,7 +24,7 @@ class Collector:
 def make_stopper():
     """A stopper of one process, and what it did."""
 
-    def make(saves=True, saved=()):
+    def make(saves=True, saved=(), received=None):
         done, on_disk, collector = [], set(saved), Collector()
         checkpointer = SimpleNamespace(is_saved=on_disk.__contains__, folder=lambda step: Path(f"checkpoint-{step}"))
 
@@ -38,6 +38,7 @@ def make_stopper():
             collector,
             save=save if saves else None,
             end=lambda: done.append("end"),
+            received=lambda: received,
         )
         return stopper, done
 
@@ -50,6 +51,14 @@ def test_nothing_happens_without_a_signal(make_stopper):
     assert stopper.stop_if_spent(2, None) is False
     stopper.raise_if_diverged(2, SimpleNamespace(gave_up=False))
     assert done == []
+
+
+def test_a_signal_is_what_ends_a_run_that_an_error_would_end_too(make_stopper):
+    stopper, done = make_stopper(received=15)
+    with pytest.raises(SystemExit) as left:
+        stopper.end_run(2, ConnectionError("nobody waits for the server any more"))
+    assert left.value.code == 128 + 15
+    assert done == [("save", stopper.collector.state), "end"]
 
 
 def test_a_signal_to_any_process_saves_the_state_before_the_rollout(make_stopper, caplog):

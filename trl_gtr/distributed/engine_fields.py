@@ -44,9 +44,9 @@ class EngineFields:
     )
     vllm_group_port: int = _field(
         51216,
-        "Port on which processes listen with 'nccl' and 'gloo'; process r uses this port + r.",
+        "Port on which processes listen with 'nccl' and 'gloo'; process r uses this port + r. 0: any free ones.",
         resume="free",
-        at_least=1,
+        at_least=0,
         at_most=65535,
     )
     vllm_sync_dir: str | None = _field(

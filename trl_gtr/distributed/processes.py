@@ -5,8 +5,8 @@ Small messages use a separate gloo group, which, unlike NCCL, can tell which pro
 
 from __future__ import annotations
 
-import copy
 import logging
+import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -85,12 +85,12 @@ class Processes:
             raise OSError(f"{what} ({listed}). {advice}") from error
 
     def raise_first(self, fault: Exception | None) -> None:
-        """Raise on all processes what the first of them failed with, so that none waits for it.
+        """If any process has failed, raise on all, so that none waits for it: its own fault, or the first one's.
 
         Args:
             fault: Why this process failed, if it did.
         """
-        faults = self.gather(None if fault is None else copy.copy(fault).with_traceback(None))
+        faults = self.gather(None if fault is None else _portable(fault))
         if (first := next((each for each in faults if each is not None), None)) is not None:
             raise fault or first
 
@@ -153,3 +153,11 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         size += tensor.numel()
     if bucket:
         yield bucket
+
+
+def _portable(fault: Exception) -> Exception:
+    """The fault as it can be sent to another process."""
+    try:
+        return pickle.loads(pickle.dumps(fault))  # without its traceback
+    except Exception:  # whatever its constructor raises
+        return RuntimeError(repr(fault))

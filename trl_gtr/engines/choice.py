@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,10 +58,10 @@ def check_engine(args: GTRConfig) -> None:
             raise ValueError(
                 f"`vllm_sync_dir` is for vllm_sync='file', not {args.vllm_sync!r}: leave one of them out."
             )
-        longest = args.rollout_deadline + 2 * args.vllm_server_timeout
+        longest = args.rollout_deadline + 3 * args.vllm_server_timeout
         if PartialState().num_processes > 1 and longest >= args.ddp_timeout:
             raise ValueError(
-                f"`rollout_timeout` ({args.rollout_deadline:g}) and twice `vllm_server_timeout` "
+                f"`rollout_timeout` ({args.rollout_deadline:g}) and three times `vllm_server_timeout` "
                 f"({args.vllm_server_timeout:g}) must add up to less than `ddp_timeout` ({args.ddp_timeout}), after "
                 "which the other processes give up."
             )
@@ -89,10 +90,19 @@ class EngineMaker:
         policy: Encodes prompts and defines the distribution to sample from.
         accelerator: Has prepared the model in training.
         processes: All processes of the run.
+        stopped: Whether the run is to end.
     """
 
-    def __init__(self, args: GTRConfig, policy: VLMPolicy, accelerator: Accelerator, processes: Processes) -> None:
+    def __init__(
+        self,
+        args: GTRConfig,
+        policy: VLMPolicy,
+        accelerator: Accelerator,
+        processes: Processes,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.args, self.policy, self.accelerator, self.processes = args, policy, accelerator, processes
+        self._stopped = stopped
         self._backend: Backend | None = None
 
     def __call__(self, model: Any, *, temperature: float | None = None, top_k: int = 0) -> Engine:
@@ -110,16 +120,17 @@ class EngineMaker:
         args = self.args
         check_mergeable(model)  # before vLLM is started
         if args.vllm_mode == "server":
-            return VLLMServer(_connection(args), model, self._transfer(), self.processes)
+            return VLLMServer(_connection(args, self._stopped), model, self._transfer(), self.processes)
         most = max(args.num_envs // self.processes.world_size, args.per_device_eval_batch_size)
         return ColocatedVLLM(model, self.policy.processor, args, most)
 
     def _transfer(self) -> WeightTransfer:
         if self.args.vllm_sync == "file":
             return FileTransfer(self.args.vllm_sync_dir)
-        port = self.args.vllm_group_port + self.processes.rank  # each process can send, if the server was restarted
+        # Each process can send, if the server was restarted.
+        port = self.args.vllm_group_port and self.args.vllm_group_port + self.processes.rank
         return StreamTransfer(self.args.vllm_sync, port, self.args.vllm_server_timeout)
 
 
-def _connection(args: GTRConfig) -> Connection:
-    return Connection(args.vllm_base_url, args.vllm_server_timeout)
+def _connection(args: GTRConfig, stopped: Callable[[], bool] = lambda: False) -> Connection:
+    return Connection(args.vllm_base_url, args.vllm_server_timeout, stopped)

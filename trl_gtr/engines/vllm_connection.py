@@ -7,6 +7,7 @@ import logging
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from http.client import HTTPException
 from typing import Any
 
@@ -34,21 +35,26 @@ class Connection:
     Args:
         base_url: The server's address.
         timeout: Seconds to wait for one answer, and for a server that is down.
+        stopped: Whether the run is to end, so that there is nothing to wait for.
     """
 
-    def __init__(self, base_url: str, timeout: float) -> None:
-        self.base_url, self.timeout = base_url.rstrip("/").removesuffix("/v1"), timeout
+    def __init__(self, base_url: str, timeout: float, stopped: Callable[[], bool] = lambda: False) -> None:
+        self.base_url, self.timeout, self.stopped = base_url.rstrip("/").removesuffix("/v1"), timeout, stopped
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """The answer to a request. Raises `ServerLost` if there is none, `Refused` if the server refuses."""
         data = json.dumps(body or {}).encode()
         request = urllib.request.Request(f"{self.base_url}{path}", data, {"Content-Type": "application/json"})
-        return self._open(request, self.timeout)
+        text = self._read(request, self.timeout)
+        try:
+            return json.loads(text) if text.strip() else None
+        except ValueError as error:  # a page of something between us and the server
+            raise ServerLost(f"it answered {text[:100]!r}, which is no JSON") from error
 
-    def _open(self, request: Any, timeout: float) -> Any:
+    def _read(self, request: Any, timeout: float) -> bytes:
         try:
             with _WITHOUT_PROXY.open(request, timeout=timeout) as answer:
-                text = answer.read()
+                return bytes(answer.read())
         except urllib.error.HTTPError as error:
             words = _body(error)
             if error.code >= 500:
@@ -56,16 +62,20 @@ class Connection:
             raise Refused(f"The vLLM server at {self.base_url} answered HTTP {error.code}: {words}") from error
         except (OSError, HTTPException) as error:
             raise ServerLost(str(error) or type(error).__name__) from error
-        return json.loads(text) if text.strip() else None
 
-    def wait(self) -> None:
-        """Wait until the server is up; raise after `timeout` seconds."""
+    def wait(self, restarting: bool = False) -> None:
+        """Wait until the server is up; raise after `timeout` seconds.
+
+        Args:
+            restarting: It was up before, so whatever refuses in its place is waited out too.
+        """
         end, told = time.monotonic() + self.timeout, False
+        down = (ServerLost, Refused) if restarting else ServerLost
         while True:
             try:
-                self._open(f"{self.base_url}/health", min(10.0, self.timeout))
+                self._read(f"{self.base_url}/health", min(10.0, self.timeout))
                 return
-            except ServerLost as error:
+            except down as error:
                 if time.monotonic() > end:
                     raise EngineLost(
                         f"There is no vLLM server at {self.base_url} ({error}), waited {self.timeout:g} s. Start one "
@@ -74,12 +84,19 @@ class Connection:
                 if not told:
                     told = True
                     logger.warning(
-                        "Waiting up to %g s for a vLLM server at %s. Start one: %s",
+                        "Waiting up to %g s for a vLLM server at %s (%s). Start one: %s",
                         self.timeout,
                         self.base_url,
+                        error,
                         START_COMMAND,
                     )
-            time.sleep(POLL)
+            self.pause()
+
+    def pause(self) -> None:
+        """Wait a moment before the server is asked again, unless the run is to end."""
+        if self.stopped():
+            raise EngineLost(f"The run was stopped while it waited for the vLLM server at {self.base_url}.")
+        time.sleep(POLL)
 
     def call(self, method: str, *args: str | bool) -> Any:
         """Call a method on all of the server's workers and return the first one's result."""
@@ -87,7 +104,10 @@ class Connection:
 
     def call_all(self, method: str, *args: str | bool) -> list[Any]:
         """Call a method on all of the server's workers and return all results."""
-        results: list[Any] = self.post("/collective_rpc", {"method": method, "args": list(args)})["results"]
+        answer = self.post("/collective_rpc", {"method": method, "args": list(args)})
+        if not isinstance(answer, dict) or "results" not in answer:
+            raise ServerLost(f"it answered {str(answer)[:100]!r} to {method}")
+        results: list[Any] = answer["results"]
         return results
 
 

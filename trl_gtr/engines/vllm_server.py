@@ -13,14 +13,14 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from PIL import Image
+from safetensors import SafetensorError
 
 from ..distributed.processes import Processes
-from . import vllm_connection
 from .base import EngineLost
 from .vllm_connection import START_COMMAND, Connection, Refused, ServerLost
 from .vllm_requests import Backend, Request, Sampled, Weights
@@ -50,7 +50,7 @@ class VLLMServer(Backend):
         self.connection, self.transfer, self.processes = connection, transfer, processes
         self._sending = threading.Lock()
         self._state: dict[str, Any] = {}  # of the server, when it was last asked
-        self._failures = 0
+        self._failures, self._loaded = 0, False
         self._name = uuid.uuid4().hex
         self._pool = ThreadPoolExecutor(_MAX_CONNECTIONS, "vllm")
         try:
@@ -81,6 +81,10 @@ class VLLMServer(Backend):
             )
 
     def load(self, weights: Weights, version: str) -> None:
+        self._load(weights, version)
+        self._loaded = True
+
+    def _load(self, weights: Weights, version: str) -> None:
         if self.processes is None:
             self._replace(weights, version)
             return
@@ -97,9 +101,16 @@ class VLLMServer(Backend):
             self.transfer.follow(weights, offered)
 
     def _replace(self, weights: Weights, version: str) -> str:
-        offered = self.transfer.offer(weights, version)
+        try:
+            offered = self.transfer.offer(weights, version)
+        except (ValueError, OSError, SafetensorError) as error:
+            raise self._fatal(error) from error
         self._state = self._until_answered(lambda: self._send(version))
         return offered
+
+    def _fatal(self, error: Exception) -> Exception:
+        """A mistake in the settings, if nothing has been loaded yet. Later, something for which the run is saved."""
+        return EngineLost(str(error)) if self._loaded else error
 
     def sample(self, requests: Sequence[Request], version: str) -> list[Sampled]:
         return self._until_answered(lambda: self._sample(requests, version))
@@ -120,15 +131,13 @@ class VLLMServer(Backend):
                 before = self._state
                 if before.get("version") != version:
                     before = self.connection.call("gtr_state")
-                if before["version"] != version:
-                    before = self._send_again(version)
-            except ServerLost:
+                    if before["version"] != version:
+                        before = self._send_again(version)
+                    self._state = before
+            except (ServerLost, Refused):
                 self._failures += 1
                 raise
-            self._state = before
-        asked = [self._pool.submit(self._ask, each) for each in requests]
-        wait(asked)  # after a failure too, so that none is still under way when they are repeated
-        sampled = [each.result() for each in asked]
+        sampled = self._ask_all(requests)
         if self.connection.call("gtr_state") != before:
             raise ServerLost("its weights changed while it was sampling: it was restarted, or another run uses it too")
         return sampled
@@ -169,8 +178,17 @@ class VLLMServer(Backend):
         while (state := self._send(version, again=True))["version"] != version:
             if time.monotonic() > end:
                 raise ServerLost("it got no weights from the process that began to send them")
-            time.sleep(vllm_connection.POLL)
+            self.connection.pause()
         return state
+
+    def _ask_all(self, requests: Sequence[Request]) -> list[Sampled]:
+        asked = [self._pool.submit(self._ask, each) for each in requests]
+        if wait(asked, return_when=FIRST_EXCEPTION).not_done:
+            for each in asked:
+                each.cancel()  # those that haven't begun: a hanging server would let them wait too
+            wait(asked)  # so that none is still under way when they are repeated
+        failed = [each for each in asked if not each.cancelled() and each.exception()]
+        return [each.result() for each in failed or asked]
 
     def _ask(self, request: Request) -> Sampled:
         body = {
@@ -180,11 +198,14 @@ class VLLMServer(Backend):
             "return_token_ids": True,
         }
         answer = self.connection.post("/inference/v1/generate", body)
-        [choice] = answer["choices"]
-        if choice["finish_reason"] not in ("stop", "length"):
-            raise ServerLost(f"it ended a response with {choice['finish_reason']!r}")
-        logprobs = [each["logprob"] for each in choice["logprobs"]["content"]]
-        return Sampled(answer["prompt_token_ids"], choice["token_ids"], logprobs)
+        try:
+            [choice] = answer["choices"]
+            if choice["finish_reason"] not in ("stop", "length"):
+                raise ServerLost(f"it ended a response with {choice['finish_reason']!r}")
+            logprobs = [each["logprob"] for each in choice["logprobs"]["content"]]
+            return Sampled(answer["prompt_token_ids"], choice["token_ids"], logprobs)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ServerLost(f"it answered {str(answer)[:100]!r}, which is no response") from error
 
     def _until_answered(self, ask: Callable[[], T]) -> T:
         """Repeat what a lost server left unanswered, once it is up again, within its time limit."""
@@ -192,18 +213,20 @@ class VLLMServer(Backend):
         while True:
             try:
                 return ask()
-            except Refused as error:
-                raise EngineLost(f"{error} Was it restarted in another way than with `{START_COMMAND}`?") from error
-            except ServerLost as error:
+            except (ServerLost, Refused) as error:
                 self._state, failures = {}, failures + 1
                 end = min(end, time.monotonic() + self.connection.timeout)
                 if failures == _ATTEMPTS or time.monotonic() >= end:
+                    advice = f" Was it restarted in another way than with `{START_COMMAND}`?"
                     raise EngineLost(
                         f"The vLLM server at {self.connection.base_url} failed {failures} times in a row: {error}"
+                        f"{advice if isinstance(error, Refused) else ''}"
                     ) from error
                 logger.warning("The vLLM server failed (%s); waiting for it, to try again.", error)
-                time.sleep(vllm_connection.POLL)
-                self.connection.wait()
+                self.connection.pause()
+                self.connection.wait(restarting=True)
+            except ValueError as error:
+                raise self._fatal(error) from error
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)

@@ -61,7 +61,7 @@ def evaluate_on_all_ranks(
                 vectorization=Vectorization.from_settings(args),
             ).episodes
         except EngineLost as error:  # raised below on all processes, since the others wait
-            fault = error
+            fault = error if received() is None else None
         processes.barrier("evaluation")
     processes.raise_first(fault)
     signals, by_process = zip(*processes.gather((received(), played)), strict=True)

@@ -68,7 +68,10 @@ def collect_on_all_ranks(
         fault = error.with_traceback(None)
     seconds = time.perf_counter() - start
     rollout.times["wait_for_processes"] = processes.barrier("collection")
-    reports = processes.gather((len(rollout), seconds, received(), fault))
+    signal = received()
+    if signal is not None and isinstance(fault, EngineLost):
+        fault = None  # nobody waits for an engine any more
+    reports = processes.gather((len(rollout), seconds, signal, fault))
     collected = Collected(rollout, *zip(*reports, strict=True))
     if len(reports) > 1:
         rollout.times |= {f"collect_rank_{rank}": spent for rank, spent in enumerate(collected.seconds)}

@@ -36,6 +36,7 @@ class RunStopper:
         collector: Rewound to the start of an abandoned rollout.
         save: Writes a checkpoint; `None` if saving is off.
         end: Called before an exception ends the run, so callbacks can close their files.
+        received: The signal that this process has received, if any.
         needs_corrector: Without corrections no thought is taught, so a spent budget ends the run.
     """
 
@@ -47,10 +48,11 @@ class RunStopper:
         *,
         save: Callable[[], None] | None,
         end: Callable[[], None],
+        received: Callable[[], int | None] = lambda: None,
         needs_corrector: bool = True,
     ) -> None:
         self.processes, self.checkpointer, self.collector = processes, checkpointer, collector
-        self._save, self._end, self.needs_corrector = save, end, needs_corrector
+        self._save, self._end, self._received, self.needs_corrector = save, end, received, needs_corrector
         self._told_of_spent_budget = False
 
     def snapshot(self, step: int) -> Snapshot | None:
@@ -97,7 +99,8 @@ class RunStopper:
         self.end_run(step, error)
 
     def end_run(self, step: int, error: Exception) -> NoReturn:
-        """Save the state after update `step`, and raise the error."""
+        """Save the state after update `step`, and raise the error, unless a signal ends the run anyway."""
+        self.stop_on_signal(step, self.processes.gather(self._received()))
         self._save_and_log(step, str(error).rstrip("."))
         self._end()
         raise error
