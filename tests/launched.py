@@ -84,6 +84,7 @@ SCHEDULES = {
         "group_size": 2,
         "refill_groups": 2,
         "ratio_level": "token",
+        "kl_coef": 0.1,
         "value_head_sizes": [1024, 512],
     },
     "turbo": {"guide": lambda: MergedTeacher("kl", corrector=ExpertCorrector())},

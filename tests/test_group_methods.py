@@ -81,7 +81,7 @@ def test_dead_groups_leave_the_policy_alone(toy_checkpoint, tmp_path, caplog):
     before = [p.detach().clone() for p in trainer.trained.parameters()]
     trainer.train()
     assert trainer.state.log_history[0]["groups/dead"] == 1
-    assert "No group has episodes with different returns" in caplog.text
+    assert "No whole group has different returns" in caplog.text
     assert all((a == b).all() for a, b in zip(before, trainer.trained.parameters(), strict=True))
 
 
@@ -139,3 +139,37 @@ def test_thoughts_are_taught_while_all_groups_are_dead(toy_checkpoint, tmp_path)
     assert trainer.state.log_history[0]["groups/dead"] == 1
     assert trainer.state.log_history[0]["loss/cloning"] > 0
     assert not all((a == b).all() for a, b in zip(before, trainer.trained.parameters(), strict=True))
+
+
+def test_dead_groups_cost_no_cloning(toy_checkpoint, tmp_path, monkeypatch):
+    """In the joint schedule, where each step of PPO clones too: what PPO has no use for is made up for."""
+    trainer = group_trainer(
+        toy_checkpoint, tmp_path, corrector=ExpertCorrector(), num_envs=8, total_env_steps=48, num_ppo_epochs=2
+    )
+    cloned = []
+    term = trainer.updater._cloning_term
+    monkeypatch.setattr(trainer.updater, "_cloning_term", lambda *given: cloned.append(1) or term(*given))
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "loss/policy" in entry]
+    assert any(0 < entry["groups/dead"] < 1 for entry in logs)
+    steps = np.diff([0, *(entry["env_steps"] for entry in logs)])
+    assert len(cloned) == sum(2 * round(played / 4) for played in steps)
+
+
+def test_an_update_that_went_far_enough_clones_no_further(toy_checkpoint, tmp_path, monkeypatch):
+    trainer = group_trainer(
+        toy_checkpoint, tmp_path, corrector=ExpertCorrector(), num_envs=8, total_env_steps=48, target_kl=1e-12
+    )
+    alone = []
+    monkeypatch.setattr(trainer.updater, "_clone", lambda experience, *_: alone.append(experience.learned.any()))
+    trainer.train()
+    assert not any(alone)
+
+
+def test_a_reward_that_is_not_a_number_is_no_dead_group(toy_checkpoint, tmp_path):
+    class NotANumber(ColourTask):
+        reward_scale = float("nan")
+
+    trainer = group_trainer(toy_checkpoint, tmp_path, task=NotANumber(length=3), max_skipped_steps=3)
+    with pytest.raises(FloatingPointError, match=r"3 optimizer steps in a row.*advantages .* not finite"):
+        trainer.train()

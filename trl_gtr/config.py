@@ -132,7 +132,8 @@ class GTRConfig(EngineFields, EnvironmentFields, PPOConfig):
     )
     format_reward: float = _field(
         5.0,
-        "Bonus for a valid response, in reward units, added to that step's advantage after GAE. Paper: 5.",
+        "Bonus for a valid response, in reward units, added to that step's advantage after GAE. With groups a reward "
+        "like any other, so that long episodes earn more: set it to 0. Paper: 5.",
         at_least=0,
     )
     reward_scale: float | None = _field(

@@ -358,7 +358,7 @@ class TestGroupRelative:
         assert estimated.advantages.tolist() == [1.0, -1.0, -4.0, 4.0, -1.0]
         assert estimated.returns is None
         assert estimated.kept.all()
-        assert estimated.metrics == {"groups/cut": [0, 0], "groups/dead": [0, 0]}
+        assert estimated.metrics == {"groups/cut": [0, 0], "groups/dead": [0, 0], "groups/refilled": [0, 0]}
 
     def test_groups_of_one_lane_stay_apart(self):
         played = grouped([1.0], [0.0])
@@ -371,14 +371,20 @@ class TestGroupRelative:
         estimated = RLOO(grouped([1.0, 0.0], [0.5, 0.5], [1.0], [0.0]), None)
         assert estimated.kept.tolist() == [False, False, True, True, False, False]
         assert estimated.advantages.tolist() == [0.0, 0.0, 1.0, -1.0, 0.0, 0.0]
-        assert estimated.metrics == {"groups/cut": [0, 0], "groups/dead": [1, 0]}
+        assert estimated.metrics == {"groups/cut": [0, 0], "groups/dead": [1, 0], "groups/refilled": [0, 0]}
 
     def test_a_cut_episode_is_dropped_with_its_group(self):
         played = grouped([1.0, 2.0], [0.0], [1.0], [0.0])
         played.transitions[-1] = transition(0, 1, 2.0)  # it goes on
         estimated = RLOO(played, None)
         assert estimated.kept.tolist() == [False, False, True, True, False]
-        assert estimated.metrics == {"groups/cut": [1, 0], "groups/dead": [0]}
+        assert estimated.metrics == {"groups/cut": [1, 0], "groups/dead": [0], "groups/refilled": [0, 0]}
+
+    def test_refills_are_counted(self):
+        played = grouped([1.0], [1.0], [1.0], [0.0])
+        again = [replace(step, step=1, episode=1) for step in played.transitions[:2]]
+        played.transitions += again  # by the environments of the first group
+        assert RLOO(played, None).metrics["groups/refilled"] == [0, 0, 1]
 
     @pytest.mark.parametrize("missing", [True, False])
     def test_a_lost_or_missing_episode_is_dropped_with_its_group(self, missing):
@@ -387,7 +393,7 @@ class TestGroupRelative:
         played.transitions[1:] = [] if missing else [lost]
         estimated = RLOO(played, None)
         assert not estimated.kept.any()
-        assert estimated.metrics == {"groups/cut": [1]}
+        assert estimated.metrics == {"groups/cut": [1], "groups/refilled": [0]}
 
     def test_the_format_reward_is_a_reward_and_is_scaled(self):
         estimator = replace(RLOO, reward_scale=0.1, format_reward=5.0)
@@ -417,10 +423,13 @@ def group_config(method="grpo", **settings):
     return GTRConfig(advantage_estimator=method, **{**usual, "per_device_train_batch_size": 8, **settings})
 
 
-@pytest.mark.parametrize(("method", "norm"), [("grpo", "std"), ("rloo", "mean"), ("gigpo", "mean")])
-def test_group_methods_are_chosen_by_name(method, norm):
-    chosen = choose_estimator(None, group_config(method, gamma=0.7, format_reward=2.0, reward_scale=0.5), ColourTask())
-    assert chosen == GroupRelative(method, 2, 0.5, 2.0, norm, 0.7, 1.0)
+@pytest.mark.parametrize(
+    ("method", "norm", "gamma"), [("grpo", "std", 0.9), ("rloo", "mean", 0.9), ("gigpo", "mean", 0.7)]
+)
+def test_group_methods_are_chosen_by_name(method, norm, gamma):
+    args = group_config(method, gamma=gamma, format_reward=2.0, reward_scale=0.5)
+    chosen = choose_estimator(None, args, ColourTask())
+    assert chosen == GroupRelative(method, 2, 0.5, 2.0, norm, gamma, 1.0)
     assert not chosen.needs_values
 
 
@@ -434,6 +443,9 @@ def test_group_methods_are_chosen_by_name(method, norm):
         ("gigpo", {"value_gradient_to_trunk": True}, "leave `value_gradient_to_trunk` out"),
         ("gigpo", {"cliprange_value": 0.2}, "leave `cliprange_value` out"),
         ("gigpo", {"value_warmup_updates": 1}, "leave `value_warmup_updates` out"),
+        ("grpo", {"lam": 0.9}, "`lam` is for 'gae', but the run uses 'grpo'"),
+        ("gigpo", {"min_advantage_std": 0.3}, "leave `min_advantage_std` out"),
+        ("rloo", {"gamma": 0.99}, "`gamma` is for 'gae' and 'gigpo': 'rloo' doesn't discount"),
         ("grpo", {"step_advantage_coef": 0.5}, "`step_advantage_coef` is for 'gigpo', but the run uses 'grpo'"),
         ("rloo", {"group_norm": "std"}, "'rloo' never divides"),
         ("gae", {}, "`group_size` is for groups, but GAE doesn't compare any"),

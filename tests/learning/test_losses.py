@@ -292,11 +292,12 @@ def test_padding_plays_no_part_however_wide():
     assert len(stats.ratio) == 3
 
 
+@pytest.mark.parametrize("before", [(-0.6, -0.9), (-0.9, -0.6)], ids=["inside", "one clipped"])
 @pytest.mark.parametrize("advantage", [1.5, -1.5])
-def test_the_gradient_of_two_tokens_is_that_of_autograd(advantage):
+def test_the_gradient_of_two_tokens_is_that_of_autograd(advantage, before):
     """Logits of a vocabulary of two; the loss is written out anew and differentiated by autograd."""
     logits = torch.tensor([[0.3, -0.2], [0.5, 0.1]], dtype=torch.float64, requires_grad=True)
-    old = torch.tensor([[-0.6, -0.9]], dtype=torch.float64)
+    old = torch.tensor([before], dtype=torch.float64)
     chosen = torch.log_softmax(logits, dim=1)[[0, 1], [0, 1]][None]
     losses, _ = token_loss(chosen, old, [2], [1], [advantage], thought_coef=0.5)
     (found,) = torch.autograd.grad(losses.sum(), logits)

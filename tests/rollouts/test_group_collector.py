@@ -205,3 +205,19 @@ def test_workers_play_groups_and_a_lost_one_is_told(vectorization):
         assert [len(by_env(rollout, env)) for env in range(4)] == targets
     finally:
         collector.close()
+
+
+def test_a_time_out_that_lets_some_group_end_is_long_enough(monkeypatch):
+    collector, _ = collect(ColourTask(length=3), cycling(ColourTask(length=3), []))
+    now = itertools.count()  # every look at the clock is a second later
+    monkeypatch.setattr("trl_gtr.rollouts.group_collector.time.monotonic", lambda: float(next(now)))
+    with pytest.raises(ValueError, match="An episode takes longer"):
+        collector.check_timeout(1.5)
+    envs = collector.parts[0].envs
+    step_some = envs.step_some
+
+    def first_lane_ends(actions):
+        return {i: (*result[:3], i < 2, result[4]) for i, result in step_some(actions).items()}
+
+    monkeypatch.setattr(envs, "step_some", first_lane_ends)
+    collector.check_timeout(1.5)

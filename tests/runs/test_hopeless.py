@@ -55,7 +55,7 @@ def log(callback: HopelessRunCallback, *logs: dict[str, float], moves: bool = Tr
         ({"response/valid": 0.0}, True, "0% of the responses have the task's format"),
         ({"response/legal": 0.01}, True, "1% of the responses have a legal action"),
         ({"optim/grad_norm": 0.0}, False, "No gradient flows"),
-        ({"groups/dead": 1.0}, False, "In every group all episodes have the same return"),
+        ({"groups/dead": 1.0}, False, "In every whole group all episodes have the same return"),
         ({}, False, "The policy's weights did not change"),
         ({"corrector/failed": 1.0}, True, "100% of the corrections failed"),
     ],

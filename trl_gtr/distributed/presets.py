@@ -17,6 +17,8 @@ VALUE_FIELDS = (
     "value_warmup_updates",
 )
 """Settings without effect in a run without a value head."""
+GAE_FIELDS = ("lam", "min_advantage_std")
+"""Further settings that only GAE has a use for."""
 
 _RL4VLM: dict[str, Any] = {
     "total_env_steps": 15_000,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..config import GTRConfig
-from ..distributed.presets import VALUE_FIELDS
+from ..distributed.presets import GAE_FIELDS, VALUE_FIELDS
 from ..tasks.base import Task
 from ..tasks.contract import Contract
 from ..types import Rollout, Transition
@@ -182,7 +182,9 @@ class GroupRelative(AdvantageEstimator):
     def check(self, args: GTRConfig) -> None:
         super().check(args)
         _refuse(args, VALUE_FIELDS, f"is for a value head, but {self.method!r} trains none")
+        _refuse(args, GAE_FIELDS, f"is for 'gae', but the run uses {self.method!r}")
         if self.method != "gigpo":
+            _refuse(args, ("gamma",), f"is for 'gae' and 'gigpo': {self.method!r} doesn't discount")
             _refuse(args, ("step_advantage_coef",), f"is for 'gigpo', but the run uses {self.method!r}")
         if self.method == "rloo":
             _refuse(args, ("group_norm",), "is for 'grpo' and 'gigpo': 'rloo' never divides")
@@ -191,7 +193,11 @@ class GroupRelative(AdvantageEstimator):
         steps = rollout.transitions
         advantages, kept = torch.zeros(len(steps)), torch.zeros(len(steps), dtype=torch.bool)
         metrics: dict[str, list[float]] = defaultdict(list)
+        lanes: set[int] = set()
         for group in in_groups(steps, self.group_size):
+            lane = steps[group[0][0]].env_index // self.group_size
+            metrics["groups/refilled"].append(lane in lanes)
+            lanes.add(lane)
             episodes = [[steps[i] for i in episode] for episode in group]
             whole = len(group) == self.group_size and all(_is_whole(episode) for episode in episodes)
             metrics["groups/cut"].append(not whole)
@@ -210,7 +216,7 @@ class GroupRelative(AdvantageEstimator):
         if not all(_is_whole(episode) for episode in group):
             return False
         returns = episode_returns(self._rewards(group))
-        return bool(returns.max() - returns.min() > EQUAL)
+        return not bool(returns.max() - returns.min() <= EQUAL)  # NaN is no equality: the update must see it
 
     def _compare(self, group: Sequence[Sequence[Transition]]) -> list[Tensor]:
         rewards = self._rewards(group)
@@ -250,7 +256,7 @@ def _refuse(args: GTRConfig, names: Sequence[str], reason: str) -> None:
         known = GTRConfig.__dataclass_fields__[name]
         usual = known.default if known.default_factory is MISSING else known.default_factory()
         if getattr(args, name) != usual:
-            raise ValueError(f"`{name}` {reason}: leave `{name}` out.")
+            raise ValueError(f"`{name}` {reason}: leave `{name}` out, or the preset that sets it.")
 
 
 def choose_estimator(given: AdvantageEstimator | None, args: GTRConfig, task: Task) -> AdvantageEstimator:

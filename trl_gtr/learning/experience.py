@@ -286,7 +286,7 @@ class ExperienceMaker:
         flags = None if kept is None else kept.tolist()
         learned = stack(self.processes.gather(learned_steps(steps, range(first, first + own_envs), flags)))
         if self.estimator.needs_groups and self.processes.rank == 0 and not learned.any():
-            logger.warning("No group has episodes with different returns, so the policy isn't trained in this update.")
+            logger.warning("No whole group has different returns, so the policy isn't trained in this update.")
         return learned
 
     def _reference_logprobs(self, steps: Sequence[Transition], scores: Scores) -> Tensor:

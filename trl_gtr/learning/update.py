@@ -79,22 +79,24 @@ class Updater:
         args, joint = self.args, self.args.update_schedule == "joint"
         self._skipped, self._start_deviations = 0, []
         self._all_labels = int(self.processes.sum(self._num_labels))
-        self.progress.begin("learn", self._most_steps(experience), "step")
         self._clones = experience.cloning_coef > 0 and self._all_labels > 0
+        self.progress.begin("learn", self._most_steps(experience), "step")
         self._trains_policy = args.ppo_coef > 0 and number >= args.value_warmup_updates
         means.add("loss/cloning_coef", experience.cloning_coef if self._clones else 0.0)
+        whole = True
         if args.ppo_coef > 0 or (joint and self._clones):
             epochs = 0
             for epoch in range(args.num_ppo_epochs):
                 epochs += 1
-                if not self._epoch(experience, [args.seed, number, epoch], means, first=epoch == 0):
+                if not (whole := self._epoch(experience, [args.seed, number, epoch], means, first=epoch == 0)):
                     break
             means.add("policy/epochs", epochs)
         if not joint and self._clones:
             with self._cloning_optimizer():
                 self._clone(experience, self._cloning_steps, means)
-        elif self._clones and not experience.learned.any():  # dead groups must not keep thoughts from being taught
-            self._clone(experience, self._steps_per_epoch(experience.env_steps) * args.num_ppo_epochs, means)
+        elif self._clones and whole:
+            with self._cloning_moments():  # not on PPO's momentum, which nothing would bound here
+                self._clone(experience, self._left_out_steps(experience), means)
         means.maximum("optim/skipped_steps", self._skipped)
 
     def _clone(self, experience: Experience, steps: int, means: Means) -> None:
@@ -109,7 +111,15 @@ class Updater:
     def _most_steps(self, experience: Experience) -> int:
         """Optimizer steps of an update that isn't cut short."""
         ppo = self.args.num_ppo_epochs * self._steps_per_epoch(int(experience.learned.sum()))
-        return ppo + (self._cloning_steps if self.args.update_schedule == "separate" else 0)
+        if not self._clones:
+            return ppo
+        separate = self.args.update_schedule == "separate"
+        return ppo + (self._cloning_steps if separate else self._left_out_steps(experience))
+
+    def _left_out_steps(self, experience: Experience) -> int:
+        """Steps that a joint update lacks because of dead groups, which must not keep thoughts from being taught."""
+        played, learned = experience.env_steps, int(experience.learned.sum())
+        return self.args.num_ppo_epochs * (self._steps_per_epoch(played) - self._steps_per_epoch(learned))
 
     @property
     def _cloning_steps(self) -> int:

@@ -73,30 +73,32 @@ class GroupCollector(RolloutCollector):
         return range(self.num_envs // self.group_size)
 
     def check_timeout(self, timeout: float) -> None:
-        """Raise if an episode takes longer in the environments alone than a rollout may. It is played at random."""
+        """Raise if no group could end in time: played at random, it takes longer in the environments alone."""
         if timeout == math.inf:
             return
         # Twice, because the first may be slower, e.g. where it loads files.
-        if not any(self._random_episodes_end(timeout) for _ in range(2)):
+        if not any(self._a_random_group_ends(timeout) for _ in range(2)):
             raise ValueError(
                 f"An episode takes longer than `rollout_timeout` ({timeout:g} s) in the environments alone, so none "
                 "could end in time. Raise it, or use a task with a lower step limit."
             )
         self._begin_groups(self._lanes)
 
-    def _random_episodes_end(self, timeout: float) -> bool:
-        """Whether a group in every lane, played at random, ends within so many seconds."""
+    def _a_random_group_ends(self, timeout: float) -> bool:
+        """Whether any lane's group, played at random, ends within so many seconds."""
         deadline = time.monotonic() + timeout
         self._begin_groups(self._lanes)
         rules, vector_env = PlayingRules(self.task, whole_episodes=True), self.parts[0].envs
         rng, nothing = np.random.default_rng([self.seed, self.first_index, 3]), Response("", error="no response")
         infos = dict(enumerate(self.infos))
-        while infos and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
             space = vector_env.single_action_space
             chosen = {i: rules.choose(nothing, info, space, rng).action for i, info in infos.items()}
             results = vector_env.step_some(chosen)
             infos = {i: info for i, (_, _, ended, cut, info) in results.items() if not (ended or cut)}
-        return not infos
+            if any(infos.keys().isdisjoint(self._lane(lane)) for lane in self._lanes):
+                return True
+        return False
 
     def _lane(self, lane: int) -> range:
         """The environments of a lane."""
@@ -243,8 +245,8 @@ def _check_same_start(task: Task, starts: Sequence[tuple[np.ndarray, Mapping[str
             raise ValueError(
                 f"The environments of task {task.name!r} start differently although they are reset with the same seed "
                 f"({_first_difference(first, other)} differs), so their episodes can't be compared. `reset(seed=…)` "
-                "must decide everything: draw random numbers from `self.np_random` only. Or use "
-                "advantage_estimator='gae'."
+                "must decide everything: draw random numbers from `self.np_random` only, and put no NaN into `info`, "
+                "which equals nothing. Or use advantage_estimator='gae'."
             )
 
 
@@ -252,4 +254,5 @@ def _first_difference(one: tuple[np.ndarray, Mapping[str, Any]], other: tuple[np
     if not np.array_equal(one[0], other[0]):
         return "the picture"
     keys = sorted(one[1].keys() | other[1].keys())
-    return next(f"info[{key!r}]" for key in keys if not data_equivalence(one[1].get(key), other[1].get(key)))
+    differs = (f"info[{key!r}]" for key in keys if not data_equivalence(one[1].get(key), other[1].get(key)))
+    return next(differs, "which keys `info` has, or the picture's type,")

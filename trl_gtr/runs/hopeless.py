@@ -109,8 +109,8 @@ class HopelessRunCallback(TrainerCallback, ExportableState):
             return
         if logs.get("groups/dead") == 1 and not logs.get("loss/cloning_coef"):
             yield (
-                "In every group all episodes have the same return, so there is nothing to compare. Start from a model "
-                "that sometimes succeeds, or raise `group_size`, `temperature` or `refill_groups`."
+                "In every whole group all episodes have the same return, so there is nothing to compare. Start from a "
+                "model that sometimes succeeds, or raise `group_size`, `temperature` or `refill_groups`."
             )
         elif logs.get("optim/grad_norm") == 0:
             yield (

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ..distributed.presets import PRESETS, VALUE_FIELDS
+from ..distributed.presets import GAE_FIELDS, PRESETS, VALUE_FIELDS
 from ..storage.plain_data import json_options, read_yaml
 from ..tasks import task_options
 
@@ -114,7 +114,7 @@ def unused_settings(words: Sequence[str]) -> tuple[str, ...]:
     file = value_of(words, "config")
     method = value_of(words, "advantage_estimator") or preset_of(words).get("advantage_estimator", "gae")
     shipped = file is not None and Path(file).parent == CONFIGS
-    return VALUE_FIELDS if shipped and method != "gae" else ()
+    return (*VALUE_FIELDS, *GAE_FIELDS) if shipped and method != "gae" else ()
 
 
 def task_of(words: Sequence[str], default_task: str) -> str:
