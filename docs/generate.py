@@ -104,11 +104,13 @@ def guidance(study: str) -> str:
     return guidance_markdown(_runs(study)).rstrip()
 
 
-def costs(study: str) -> str:
-    """What each method costs, from a study's numbers."""
+def costs(words: str) -> str:
+    """What each method costs, from some of a study's runs: `study task seed …`."""
     from trl_gtr.evaluation.comparison import cost_markdown
 
-    return cost_markdown(_runs(study)).rstrip()
+    study, task, *seeds = words.split()
+    runs = [run for run in _runs(study) if run["task"] == task and str(run["seed"]) in seeds]
+    return cost_markdown(runs).rstrip()
 
 
 def _runs(study: str) -> list[dict[str, Any]]:

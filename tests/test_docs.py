@@ -1,7 +1,11 @@
 """The pages keep up with the code: every metric and episode column is explained, every generated part is current."""
 
+import ast
+import importlib
+import inspect
 import re
 import runpy
+import textwrap
 
 import pytest
 from paths import DOCS
@@ -42,6 +46,17 @@ def test_every_logged_name_is_explained(logged):
 def test_every_column_of_the_episodes_is_explained():
     missing = set(SCHEMA) - names_on("report.md")
     assert not missing, f"docs/report.md says nothing about {sorted(missing)}"
+
+
+def test_each_formula_is_a_short_function():
+    formulas = re.findall(r"reference\.md#([\w.]+)\.(\w+)", (DOCS / "algorithms.md").read_text("utf-8"))
+    assert {"gae", "grpo", "rloo", "gigpo", "policy_loss"} <= {name for _, name in formulas}
+    for module, name in formulas:
+        found = getattr(importlib.import_module(module), name)
+        function = found.__call__ if inspect.isclass(found) else found
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+        code = [part for part in tree.body if not isinstance(getattr(part, "value", None), ast.Constant)]
+        assert code[-1].end_lineno - code[0].lineno < 20, name
 
 
 def test_pages_are_in_the_navigation():
