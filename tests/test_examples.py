@@ -1,5 +1,5 @@
-"""Every example, shortened, by the command that its docstring gives. (convert_llava.py and audit_corrector.py have
-their own tests in test_convert_llava.py and test_audit.py.)"""
+"""Every example, shortened, by the command that its docstring gives, or with its options in this process.
+(convert_llava.py and audit_corrector.py have their own tests in test_convert_llava.py and test_audit.py.)"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example_scripts import example
+from example_scripts import example, run_here
 from paths import ROOT
 
 from trl_gtr import tiny_llava
@@ -59,7 +59,7 @@ def test_every_example_is_short_and_says_how_to_run_it() -> None:
         assert re.search(rf"(python|launch|--config_file \S+) examples/{script.name}", text), script.name
 
 
-def test_points24_trains_and_its_agent_is_evaluated(tmp_path: Path) -> None:
+def test_points24_trains_and_its_agent_is_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = run(ACCELERATE, "points24.py", *SHORT, "--output_dir", "agent", cwd=tmp_path)
     assert re.search(r"2/2 \[\d\d:\d\d<00:00", shown), "a progress bar with the time that is left"
     assert "points24 before and after 2 updates, 2 episodes each" in shown
@@ -71,7 +71,8 @@ def test_points24_trains_and_its_agent_is_evaluated(tmp_path: Path) -> None:
     assert saved_task(tmp_path / "agent") == "points24"
 
     options = ["--hands", "pool", "--episodes", "3", "--output", "played.json"]
-    shown = run(PYTHON, "evaluate.py", "--agents", "expert", "random", "agent", *options, cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    shown = run_here("evaluate", "--agents", "expert", "random", "agent", *options)
     assert "success by kind of deal" in shown
     played = json.loads((tmp_path / "played.json").read_text())
     assert list(played) == ["expert", "random", "agent"]
@@ -86,9 +87,8 @@ def test_gym_cards(task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     options = ["--task", task, "--disable_tqdm=true", *SHORT]
     if task == "ezpoints":
         run(ACCELERATE, "gym_cards.py", *options, cwd=tmp_path)
-    else:  # in this process: a new one needs ten seconds for its imports
-        monkeypatch.setattr(sys, "argv", ["gym_cards.py", *options])
-        example("gym_cards").main()
+    else:
+        run_here("gym_cards", *options)
     folder = tmp_path / "runs" / task  # each game has its own
     assert {f"start_{task}_success", f"end_{task}_success"} <= set(log_of(folder))
     assert saved_task(folder) == task
@@ -120,12 +120,10 @@ def test_a_task_of_ones_own_through_the_command(tmp_path: Path) -> None:
     assert "my_tasks:Mine, level: 3, 2 episodes each" in shown
 
 
-def test_gym_cards_without_a_corrector_asks_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gym_cards_without_a_corrector_asks_none(tmp_path: Path) -> None:
     """PPO alone, on the game of the other script."""
     ppo = ["--thought_cloning_coef", "0"]
-    options = ["--task", "points24", "--output_dir", str(tmp_path / "agent"), "--disable_tqdm=true", *ppo, *SHORT]
-    monkeypatch.setattr(sys, "argv", ["gym_cards.py", *options])
-    example("gym_cards").main()
+    run_here("gym_cards", "--task=points24", "--output_dir", tmp_path / "agent", "--disable_tqdm=true", *ppo, *SHORT)
     log = log_of(tmp_path / "agent")
     assert log["buffer/size"] == 0
     assert not [name for name in log if name.startswith("corrector/")]
@@ -147,7 +145,7 @@ def test_two_processes(tmp_path: Path) -> None:
 
 
 def test_custom_task(tmp_path: Path) -> None:
-    run(PYTHON, "custom_task.py", *SHORT, "--output_dir", "agent", cwd=tmp_path)
+    run_here("custom_task", *SHORT, "--output_dir", tmp_path / "agent")
     assert {"start_lamp_success", "end_lamp_success"} <= set(log_of(tmp_path / "agent"))
 
 
@@ -178,9 +176,10 @@ def test_sft_makes_a_model_that_plays(tmp_path: Path) -> None:
     assert "The agent is in runs/ezpoints." in command(*train[1:], *SHORT, cwd=tmp_path)
 
 
-def test_compare(tmp_path: Path) -> None:
+def test_compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     options = ["--arms", "gtr", "ppo", "--seeds", "3", "--output", "study", "--", *SHORT]
-    shown = run(PYTHON, "compare.py", "--study", "points24", *options, cwd=tmp_path)
+    shown = run_here("compare", "--study", "points24", *options)
     assert "gtr" in shown
     assert re.search(r"points24 \(study/ARM/seedN/log\.txt\):.* 2/2 ", shown), "a bar over the runs"
     assert {run["arm"] for run in json.loads((tmp_path / "study" / "compare.json").read_text())} == {"gtr", "ppo"}
@@ -214,7 +213,8 @@ def test_runs_on_several_tasks_have_folders_of_their_own(
     assert all(folder.removesuffix("ppo") in ("", f"{task}/") for folder, task in started)
 
 
-def test_demo(tmp_path: Path) -> None:
-    shown = run(PYTHON, "demo.py", "--episodes", "4", cwd=tmp_path)
+def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = run_here("demo", "--episodes", "4")
     assert "blackjack" in shown
     assert (tmp_path / "runs" / "demo.png").is_file()

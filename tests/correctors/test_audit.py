@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 from chat_server import ChatServer, says
 from corrector_cases import no_answer, number_line_request, points_request, yes_answer
-from paths import EXAMPLES
+from example_scripts import run_here
 from toy import BareColourTask, ColourTask
 
 from trl_gtr.correctors import AuditedCorrector, ExpertCorrector, UnreliableCorrector, audit, failed
@@ -171,18 +168,10 @@ def test_a_share_is_a_share() -> None:
         AuditedCorrector(ExpertCorrector(), share=0)
 
 
-def run_example(script: str, line: str) -> str:
-    environment = {**os.environ, "NO_PROXY": "127.0.0.1", "OPENAI_API_KEY": "sk-audit-tests"}
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / script, *line.split()],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture(autouse=True)
+def api_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-audit-tests")
 
 
 def rows(table: str) -> dict[str, str]:
@@ -195,7 +184,7 @@ def test_audit_script_over_http() -> None:
     with ChatServer(says(yes_answer())) as server:
         line = "--task number_line --states 6 --env_steps 6000 --corrector openai --corrector_model test-model"
         line += f" --corrector_base_url {server.url} --corrector_prices 2 10 --corrector_concurrency 1"
-        printed = run_example("audit_corrector.py", line)
+        printed = run_here("audit_corrector", *line.split())
         asked = len(server.seen)
     found = rows(printed)
     assert found["graded thoughts, share wrong"] == "6, 50.0%"
@@ -207,7 +196,7 @@ def test_audit_script_over_http() -> None:
 
 
 def test_audit_script_finds_out_a_wrong_corrector() -> None:
-    printed = run_example("audit_corrector.py", "--task points24 --states 30 --corrector_wrong 1.0")
+    printed = run_here("audit_corrector", "--task=points24", "--states=30", "--corrector_wrong=1.0")
     assert rows(printed)["recall: wrong thoughts that it made true"] == "0.0%"
     assert rows(printed)["false alarms: right thoughts that it changed"] == "100.0%"
 
@@ -216,5 +205,5 @@ def test_audit_script_finds_out_a_wrong_corrector() -> None:
 def test_latency_benchmark_runs() -> None:
     pytest.importorskip("openai")
     line = "--step 0.05 --latency 0.05 --envs 2 --steps 3 --repeats 1"
-    printed = run_example("benchmarks/corrector_latency.py", line)
+    printed = run_here("benchmarks/corrector_latency", *line.split())
     assert re.search(r"hidden share of the latency of 3 vector steps: -?[0-9.]+%", printed)
