@@ -95,7 +95,9 @@ def test_a_time_out_shorter_than_an_episode_says_what_to_change(toy_checkpoint, 
 def test_a_time_out_shorter_than_an_episode_is_an_error_before_the_model_is_loaded(tmp_path, monkeypatch):
     now = itertools.count()  # every look at the clock is a second later
     monkeypatch.setattr("trl_gtr.rollouts.group_collector.time.monotonic", lambda: float(next(now)))
-    with pytest.raises(ValueError, match=r"An episode takes longer than `rollout_timeout` \(2\.5 s\).*Raise it"):
+    with pytest.raises(
+        ValueError, match=r"A group of episodes takes longer than `rollout_timeout` \(2\.5 s\).*Raise it"
+    ):
         group_trainer("no/model", tmp_path, rollout_timeout=2.5)  # an episode has three steps
     with pytest.raises(ValueError, match="There is no folder no/model"):
         group_trainer("no/model", tmp_path, rollout_timeout=9.0)
@@ -143,9 +145,9 @@ def test_thoughts_are_taught_while_all_groups_are_dead(toy_checkpoint, tmp_path)
 
 def test_dead_groups_cost_no_cloning(toy_checkpoint, tmp_path, monkeypatch):
     """In the joint schedule, where each step of PPO clones too: what PPO has no use for is made up for."""
-    trainer = group_trainer(
-        toy_checkpoint, tmp_path, corrector=ExpertCorrector(), num_envs=8, total_env_steps=48, num_ppo_epochs=2
-    )
+    settings = {"num_envs": 8, "total_env_steps": 48, "num_ppo_epochs": 2}
+    settings["per_device_train_batch_size"] = 6  # the steps of one group, so that any number of them divides evenly
+    trainer = group_trainer(toy_checkpoint, tmp_path, corrector=ExpertCorrector(), **settings)
     cloned = []
     term = trainer.updater._cloning_term
     monkeypatch.setattr(trainer.updater, "_cloning_term", lambda *given: cloned.append(1) or term(*given))
@@ -153,16 +155,23 @@ def test_dead_groups_cost_no_cloning(toy_checkpoint, tmp_path, monkeypatch):
     logs = [entry for entry in trainer.state.log_history if "loss/policy" in entry]
     assert any(0 < entry["groups/dead"] < 1 for entry in logs)
     steps = np.diff([0, *(entry["env_steps"] for entry in logs)])
-    assert len(cloned) == sum(2 * round(played / 4) for played in steps)
+    assert len(cloned) == sum(2 * played // 6 for played in steps)
 
 
 def test_an_update_that_went_far_enough_clones_no_further(toy_checkpoint, tmp_path, monkeypatch):
     trainer = group_trainer(
         toy_checkpoint, tmp_path, corrector=ExpertCorrector(), num_envs=8, total_env_steps=48, target_kl=1e-12
     )
-    alone = []
+    alone, ended = [], []
+    epoch = trainer.updater._epoch
     monkeypatch.setattr(trainer.updater, "_clone", lambda experience, *_: alone.append(experience.learned.any()))
+    monkeypatch.setattr(
+        trainer.updater, "_epoch", lambda *given, **how: ended.append(epoch(*given, **how)) or ended[-1]
+    )
     trainer.train()
+    shares = [entry["groups/dead"] for entry in trainer.state.log_history if "groups/dead" in entry]
+    cut_short = [share for share, whole in zip(shares, ended, strict=True) if not whole]
+    assert any(0 < share < 1 for share in cut_short)  # so there would have been something to make up for
     assert not any(alone)
 
 

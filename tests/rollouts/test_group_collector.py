@@ -211,7 +211,7 @@ def test_a_time_out_that_lets_some_group_end_is_long_enough(monkeypatch):
     collector, _ = collect(ColourTask(length=3), cycling(ColourTask(length=3), []))
     now = itertools.count()  # every look at the clock is a second later
     monkeypatch.setattr("trl_gtr.rollouts.group_collector.time.monotonic", lambda: float(next(now)))
-    with pytest.raises(ValueError, match="An episode takes longer"):
+    with pytest.raises(ValueError, match="A group of episodes takes longer"):
         collector.check_timeout(1.5)
     envs = collector.parts[0].envs
     step_some = envs.step_some

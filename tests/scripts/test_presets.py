@@ -91,7 +91,7 @@ class Restless(ColourTask):
         (["--group_size", "6"], ColourTask(), "`num_envs` = 64 must be a multiple of group_size"),
         ([], Restless(), r"start differently although they are reset with the same seed \(.* differs\)"),
         (["--overlap", "true"], ColourTask(), "`overlap` doesn't work with groups"),
-        (["--rollout_timeout", "1e-9"], ColourTask(), "An episode takes longer than `rollout_timeout`"),
+        (["--rollout_timeout", "1e-9"], ColourTask(), "A group of episodes takes longer than `rollout_timeout`"),
     ],
 )
 def test_what_a_group_method_cannot_do_is_said_before_loading(words, task, error) -> None:

@@ -88,6 +88,7 @@ CURVES = (
         "of the groups played",
         share=True,
     ),
+    Panel("Refilled groups", {"groups/refilled": "refilled"}, "of the groups played", share=True),
     Panel("Policy loss", {"loss/policy": "clipped surrogate"}),
     Panel("Value loss", {"loss/value": "value loss"}),
     Panel("Cloning loss", {"loss/cloning": "cross-entropy on labels"}),

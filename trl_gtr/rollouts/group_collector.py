@@ -79,8 +79,8 @@ class GroupCollector(RolloutCollector):
         # Twice, because the first may be slower, e.g. where it loads files.
         if not any(self._a_random_group_ends(timeout) for _ in range(2)):
             raise ValueError(
-                f"An episode takes longer than `rollout_timeout` ({timeout:g} s) in the environments alone, so none "
-                "could end in time. Raise it, or use a task with a lower step limit."
+                f"A group of episodes takes longer than `rollout_timeout` ({timeout:g} s) in the environments alone, "
+                "so none could end in time. Raise it, or use a task with a lower step limit."
             )
         self._begin_groups(self._lanes)
 
