@@ -3,13 +3,12 @@ raw numbers.
 
     python examples/compare.py --study points24 --seeds 0 1 2 3 4
     python examples/compare.py --study algorithms --tasks ezpoints --arms grpo grpo_guided
-    python examples/compare.py --study collapse --arms gtr ppo -- --total_env_steps 2560
     python examples/compare.py --study ezpoints --task my_module:MyTask -- --config my_settings.yaml
 
 A study is a file in `configs/studies`: options of `trl-gtr train` for every run, for each task if there are several,
 and for each arm. Options after `--` go to every run. Table and figure are written after every run. Finished runs are
 not repeated and interrupted ones go on from their checkpoint, so a study can be interrupted, continued later, or
-extended with more seeds.
+extended with more seeds; on another machine too, with `--finished compare.json`.
 """
 
 from __future__ import annotations
@@ -38,21 +37,19 @@ CONTINUE = ["--overwrite", "true", "--resume_from_checkpoint", "true"]  # from t
 def run(folder: Path, settings: dict[str, Any], options: list[str]) -> list[dict[str, Any]]:
     """Train in a separate process and return the log history."""
     state, made_by = folder / "trainer_state.json", folder / "command.json"
-    command = []
-    for name, value in settings.items():
+    command = options
+    for name, value in reversed(settings.items()):
         values = value if isinstance(value, list) else [json.dumps(value) if isinstance(value, dict) else value]
-        command += [f"--{name}", *map(str, values)]
-    command += options
+        command = [f"--{name}", *map(str, values), *command]
     if made_by.is_file() and json.loads(made_by.read_text()) != command:
         raise SystemExit(f"{folder} was created with other options: remove it, or choose another --output.")
     if not state.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         made_by.write_text(json.dumps(command))
+        whole = [*TRAIN, *command, "--output_dir", str(folder), *CONTINUE]
         with (folder / "log.txt").open("a") as log:
-            whole = [*TRAIN, *command, "--output_dir", str(folder), *CONTINUE]
-            code = subprocess.run(whole, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
-        if code:
-            raise SystemExit(f"{folder} failed with status {code}: see {folder / 'log.txt'}")
+            if code := subprocess.run(whole, stdout=log, stderr=subprocess.STDOUT, check=False).returncode:
+                raise SystemExit(f"{folder} failed with status {code}: see {folder / 'log.txt'}")
     return json.loads(state.read_text())["log_history"]
 
 
@@ -63,6 +60,7 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", help="some of the study's arms; default: all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--output", type=Path, help="default: runs/compare/STUDY")
+    parser.add_argument("--finished", type=Path, help="compare.json of runs that need not be repeated")
     parser.add_argument("--jobs", type=int, default=1, help="parallel runs; use with OMP_NUM_THREADS=1")
     parser.add_argument("options", nargs="*", help="options for every run, after --")
     args = parser.parse_args()
@@ -74,22 +72,24 @@ def main() -> None:
     arms, output = args.arms or list(study["arms"]), args.output or Path("runs/compare", args.study)
     if unknown := set(arms) - set(study["arms"]):
         parser.error(f"{args.study} has no arm {', '.join(unknown)}; it has {', '.join(study['arms'])}")
+    output.mkdir(parents=True, exist_ok=True)
+    finished = json.loads(args.finished.read_text()) if args.finished else []
+    known = {(run["seed"], run.get("task", ""), run["arm"]): run for run in finished}
 
     def one(job: tuple[int, str, str]) -> dict[str, Any]:
-        seed, task, arm = job
+        (seed, task, arm), named = job, {"task": job[1]} if several else {}
+        if found := known.get((seed, named.get("task", ""), arm)):
+            return found
         settings = {"task": task, **study["options"], **tasks.get(task, {}), **study["arms"][arm], "seed": seed}
         log = run(output / (task if several else "") / arm / f"seed{seed}", settings, args.options)
-        return {"arm": arm, "seed": seed, "log": log} | ({"task": task} if several else {})
+        return {"arm": arm, "seed": seed, "log": log} | named
 
-    jobs = [(seed, task, arm) for seed in args.seeds for task in args.tasks or tasks for arm in arms]
-    runs: list[dict[str, Any]] = []
+    jobs, runs = [(seed, task, arm) for seed in args.seeds for task in args.tasks or tasks for arm in arms], []
     with ThreadPoolExecutor(args.jobs) as pool:
-        where = "TASK/ARM" if several else "ARM"
-        bar = tqdm(pool.map(one, jobs), f"{args.study} ({output}/{where}/seedN/log.txt)", len(jobs), unit="run")
-        for finished in bar:
-            runs = sorted([*runs, finished], key=lambda run: arms.index(run["arm"]))
-            curves = dict(list(CURVES.items())[: 2 if several else None])
-            draw_curves(runs, output / "compare.png", curves)
+        where = f"{args.study} ({output}/{'TASK/' if several else ''}ARM/seedN/log.txt)"
+        for made in tqdm(pool.map(one, jobs), where, len(jobs), unit="run"):
+            runs = sorted([*runs, made], key=lambda run: arms.index(run["arm"]))
+            draw_curves(runs, output / "compare.png", dict(list(CURVES.items())[: 2 if several else None]))
             (output / "compare.json").write_text(json.dumps([compact(run) for run in runs]))
             (output / "compare.md").write_text(comparison_markdown(runs))
     Console(width=200).print(comparison_table(runs, args.study))

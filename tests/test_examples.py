@@ -213,6 +213,21 @@ def test_runs_on_several_tasks_have_folders_of_their_own(
     assert all(folder.removesuffix("ppo") in ("", f"{task}/") for folder, task in started)
 
 
+def test_finished_runs_of_another_machine_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare, started = example("compare"), []
+    log = [{"episode/success": 0.5, "env_steps": 8}]
+    finished = [{"arm": "ppo", "seed": 0, "task": "ezpoints", "log": log}]
+    (tmp_path / "finished.json").write_text(json.dumps(finished))
+    monkeypatch.setattr(compare, "run", lambda folder, *_: started.append(str(folder.relative_to(tmp_path))) or log)
+    monkeypatch.setattr(compare, "draw_curves", lambda *args: None)
+    words = ["--study", "turbo", "--tasks", "ezpoints", "--arms", "ppo", "--seeds", "0", "1"]
+    known = ["--finished", str(tmp_path / "finished.json"), "--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["compare.py", *words, *known])
+    compare.main()
+    assert started == ["ezpoints/ppo/seed1"]
+    assert [run["seed"] for run in json.loads((tmp_path / "compare.json").read_text())] == [0, 1]
+
+
 def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shown = run_here("demo", "--episodes", "4")
