@@ -5,6 +5,7 @@ import math
 import shutil
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -424,3 +425,10 @@ def test_an_adapter_on_tied_embeddings_is_refused(toy_checkpoint):
 def test_a_teacher_belongs_to_a_run():
     with pytest.raises(RuntimeError, match="not attached to a run"):
         MergedTeacher().labels(None, 0, Means())
+
+
+def test_sharded_weights_are_refused(make_trainer):
+    run = make_trainer().guide._run.run
+    sharded = SimpleNamespace(zero3=True)
+    with pytest.raises(ValueError, match="needs whole weights, which ZeRO-3 shards: use ZeRO-2"):
+        MergedTeacher().attach(replace(run, processes=sharded))
