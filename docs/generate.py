@@ -113,6 +113,13 @@ def costs(words: str) -> str:
     return cost_markdown(runs).rstrip()
 
 
+def teacher(study: str) -> str:
+    """What each arm of a study with merged teachers reaches, from its numbers in `assets/results`."""
+    from trl_gtr.evaluation.comparison import teacher_markdown
+
+    return teacher_markdown(_runs(study)).rstrip()
+
+
 def _runs(study: str) -> list[dict[str, Any]]:
     runs: list[dict[str, Any]] = json.loads((DOCS / "assets" / "results" / f"{study}.json").read_text("utf-8"))
     return runs
@@ -128,6 +135,7 @@ PARTS: dict[str, Callable[..., str]] = {
     "functions": functions,
     "guidance": guidance,
     "costs": costs,
+    "teacher": teacher,
 }
 
 

@@ -257,11 +257,13 @@ def resume(folder):
 
 
 def resume_turbo(folder):
-    """With adapters and a teacher whose thoughts are cloned."""
+    """With adapters and a teacher whose thoughts are cloned, and which is evaluated at the end."""
     lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
     trainers, outcome = interrupted(folder, "turbo", peft_config=lora, guide=lambda: MergedTeacher("sft"))
     teachers = [trainer.guide.teacher for trainer in trainers]
     first, second = (teacher.state_dict() for teacher in teachers)
+    for trainer in trainers:
+        trainer.evaluate(episodes=4)
     return {
         **outcome,
         "alike": [alike_everywhere(trainer) for trainer in trainers],
@@ -269,6 +271,7 @@ def resume_turbo(folder):
         "teachers_difference": max(float((first[name] - second[name]).abs().max()) for name in first),
         "labels": trainers[0].processes.gather(len(trainers[0].guide.buffer)),
         "past": sorted(trainers[0].guide.files()),
+        "evaluations": [trainer.state.log_history[-1] for trainer in trainers],
     }
 
 

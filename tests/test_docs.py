@@ -58,6 +58,13 @@ def test_each_formula_is_a_short_function():
         assert tree.body[-1].end_lineno - tree.body[bool(ast.get_docstring(tree))].lineno < 20, name
 
 
+def test_a_study_with_merged_teachers_has_a_table():
+    part = runpy.run_path(str(DOCS / "generate.py"))["PARTS"]["teacher"]
+    header, _, *rows = part("algorithms").splitlines()  # a study without teachers, whose cells for them are empty
+    assert header.startswith("| task | arm | seeds | success | true thoughts | entropy | valid responses | teacher −")
+    assert len(rows) == 30
+
+
 def test_pages_are_in_the_navigation():
     navigation = (DOCS.parent / "mkdocs.yml").read_text("utf-8")
     missing = [page.name for page in DOCS.glob("*.md") if f": {page.name}" not in navigation]

@@ -24,12 +24,12 @@ from .distributed.processes import Processes
 from .distributed.progress import BarProgress, Progress
 from .distributed.signals import StopSignals
 from .distributed.trl_bridge import PPOBridge
-from .engines.base import EngineLost
+from .engines.base import UNABLE, EngineLost
 from .engines.choice import EngineMaker
 from .evaluation.all_ranks import evaluate_on_all_ranks
 from .evaluation.evaluate import count_episodes
 from .evaluation.reports import EvaluationReport
-from .guides.base import Guide, GuidedRun
+from .guides.base import GUIDE_FILES, Guide, GuidedRun
 from .guides.corrected import choose_guide
 from .guides.sft_data import corrections_dataset
 from .learning.advantages import AdvantageEstimator, choose_estimator
@@ -149,7 +149,7 @@ class GTRTrainer(PPOBridge):
         adapter = self.trained.policy.active_peft_config.to_dict() if self.is_peft_model else {}
         parts = {
             "guide": Part(self.guide, TENSORS),
-            "guide_files": Part(GuideFiles(self.guide), LINKED_FILES, shared=True),
+            GUIDE_FILES: Part(GuideFiles(self.guide), LINKED_FILES, shared=True),
             "environments": Part(self.collector),
             "updater": Part(self.updater, TENSORS, shared=True),
             "counters": Part(self.counters),
@@ -278,7 +278,7 @@ class GTRTrainer(PPOBridge):
     def _label(self, rollout: Rollout, means: Means, before: Snapshot | None) -> int:
         try:
             return self.guide.labels(rollout, self.state.global_step, means)
-        except EngineLost as error:
+        except UNABLE as error:
             self.stopper.abandon_rollout(self.state.global_step, error, before)
 
     def _sync(self) -> EngineLost | None:
@@ -295,7 +295,7 @@ class GTRTrainer(PPOBridge):
         experience: Experience,
         means: Means,
         seconds: dict[str, float],
-        lost: EngineLost | None = None,
+        lost: Exception | None = None,
     ) -> None:
         """Update counters, log, and evaluate or save if the callbacks ask for it. Without an engine, end the run."""
         args, state = self.args, self.state
@@ -324,7 +324,7 @@ class GTRTrainer(PPOBridge):
         if self.control.should_evaluate and lost is None:
             try:
                 self.evaluate()
-            except EngineLost as error:
+            except UNABLE as error:
                 lost = error
         if self.control.should_save:
             self._save_checkpoint(self.model, trial=None)

@@ -152,9 +152,7 @@ def test_two_processes_resume_exactly(two_processes, folder):
     assert again == whole
 
 
-def test_two_processes_resume_with_the_same_merged_teacher(two_processes, folder):
-    assert (folder / "resume_turbo.pkl").is_file(), two_processes[1]
-    resumed = outcome(folder, "resume_turbo")
+def check_same_teacher(resumed):
     assert resumed["alike"] == resumed["teachers_alike"] == [True, True]
     assert (resumed["difference"], resumed["teachers_difference"]) == (0, 0)
     whole, again = resumed["logs"]
@@ -162,6 +160,13 @@ def test_two_processes_resume_with_the_same_merged_teacher(two_processes, folder
     assert all(entry["teacher/distance"] > 0 for entry in whole)
     assert min(resumed["labels"]) > 0  # the teacher writes on both
     assert len(resumed["past"]) == 4  # every policy that acted
+    assert resumed["evaluations"][0]["eval_teacher_episodes"] == 4
+    assert resumed["evaluations"][1] == resumed["evaluations"][0]
+
+
+def test_two_processes_resume_with_the_same_merged_teacher(two_processes, folder):
+    assert (folder / "resume_turbo.pkl").is_file(), two_processes[1]
+    check_same_teacher(outcome(folder, "resume_turbo"))
 
 
 def test_a_signal_to_one_process_stops_both_with_a_checkpoint(two_processes, folder):
@@ -248,7 +253,7 @@ def test_a_run_that_is_killed_again_and_again_is_the_same_run(killed_run, tmp_pa
 def deepspeed(folder, monkeypatch):
     pytest.importorskip("deepspeed", reason="needs the extra trl-gtr[deepspeed]")
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    for old in ("replay.pkl", "resume.pkl"):
+    for old in ("replay.pkl", "resume.pkl", "resume_turbo.pkl"):
         (folder / old).unlink(missing_ok=True)
 
 
@@ -261,7 +266,7 @@ def check_resumed(found):
 
 
 def test_deepspeed_zero2_trains_the_same_saves_and_resumes(deepspeed, alone, folder):
-    status, output = launch(folder, "replay", "resume", config="zero2")
+    status, output = launch(folder, "replay", "resume", "resume_turbo", config="zero2")
     assert status == 0, output
     both = outcome(folder, "replay")["joint"]
     assert (both["num_processes"], both["distributed_type"]) == (2, "DEEPSPEED")
@@ -270,7 +275,9 @@ def test_deepspeed_zero2_trains_the_same_saves_and_resumes(deepspeed, alone, fol
     turbo = outcome(folder, "replay")["turbo"]
     assert turbo["teacher_alike"]
     assert largest_difference(turbo["weights"], alone["turbo"][0]) < 1e-4
-    check_resumed(outcome(folder, "resume"))
+    for scenario in ("resume", "resume_turbo"):
+        check_resumed(outcome(folder, scenario))
+    check_same_teacher(outcome(folder, "resume_turbo"))
 
 
 def test_deepspeed_zero3_trains_saves_and_resumes(deepspeed, folder):

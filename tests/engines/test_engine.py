@@ -111,7 +111,7 @@ class Lost(Watched):
     """Is lost after the first update.
 
     Args:
-        when: "sync", when it should take the new weights, or "greedy", in the evaluation that follows.
+        when: "sync", when it should take the new weights, or "greedy" and "nan", in the evaluation that follows.
     """
 
     def __init__(self, engine: Engine, when: str) -> None:
@@ -121,6 +121,8 @@ class Lost(Watched):
     def generate(self, prompts: Sequence[str], images: Sequence[np.ndarray], greedy: bool = False) -> list[Generation]:
         if greedy and self.when == "greedy":
             raise EngineLost("the server is gone")
+        if greedy and self.when == "nan":
+            raise FloatingPointError("the server is gone mad")
         return super().generate(prompts, images, greedy)
 
     def sync(self, policy: nn.Module) -> None:
@@ -129,7 +131,7 @@ class Lost(Watched):
             raise EngineLost("the server is gone")
 
 
-@pytest.mark.parametrize("when", ["sync", "greedy"])
+@pytest.mark.parametrize("when", ["sync", "greedy", "nan"])
 def test_a_lost_engine_costs_nothing_that_was_learned(when: str, toy_checkpoint: str, tmp_path: Path) -> None:
     def make(folder: str) -> GTRTrainer:
         settings = {"eval_strategy": "steps", "eval_steps": 1, "eval_episodes": 2}
@@ -143,9 +145,10 @@ def test_a_lost_engine_costs_nothing_that_was_learned(when: str, toy_checkpoint:
     whole.train()
     cut = make("cut")
     cut.engine = Lost(cut.engine, when)
-    with pytest.raises(EngineLost, match="the server is gone"):
+    with pytest.raises((EngineLost, FloatingPointError), match="the server is gone"):
         cut.train()
     assert cut.state.global_step == 1
+    assert (tmp_path / "cut" / "checkpoint-1").is_dir()
     resumed = make("cut")
     resumed.train(resume_from_checkpoint=True)
     assert torch.equal(learned(resumed), learned(whole))

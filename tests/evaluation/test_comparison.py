@@ -15,6 +15,7 @@ from trl_gtr.evaluation.comparison import (
     interval,
     largest_fall,
     summary,
+    teacher_markdown,
 )
 from trl_gtr.evaluation.comparison_figures import draw_band, draw_curves, draw_guidance
 
@@ -124,6 +125,77 @@ def test_a_compact_run_shows_the_same() -> None:
     assert {"loss/policy", "episode/count"}.isdisjoint(small["log"][1])
     assert small["log"][1]["teacher/kl"] == 0.125
     assert comparison_markdown([small]) == comparison_markdown([whole])
+
+
+def test_a_compact_run_keeps_evaluations_during_training_and_when_they_were() -> None:
+    whole = run("turbo_kl", 0, [0.2, 0.4], 0.5)
+    whole["log"][1] |= {"step": 7, "env_steps": 123_456, "response/valid": 0.98765}
+    evaluation = {"eval_pool_success": 0.25, "eval_pool_teacher_success": 0.5, "eval_pool_teacher_true_thoughts": 0.75}
+    whole["log"].insert(2, {"step": 7, "eval_pool_success_low": 0.1, "eval_pool_length": 4.0, **evaluation})
+    log = compact(whole)["log"]
+    assert log[1]["response/valid"] == 0.9877
+    assert log[2] == {"step": 7, "env_steps": 123_456, **evaluation}  # counts are exact, however large
+    assert "end pool success" in summary(compact(whole))
+
+
+def turbo_run(arm: str, seed: int, end: float, teacher: float | None = None) -> dict:
+    """Entropy falls from .4 to .2 (the mean of .3, .2 and .1), and .8 of the responses are valid at the end."""
+    made = run(arm, seed, [0.2] * 4, end) | {"task": "cards"}
+    for entry, entropy, valid in zip(made["log"][1:5], (0.4, 0.3, 0.2, 0.1), (1.0, 0.9, 0.8, 0.7), strict=True):
+        entry |= {"policy/entropy": entropy, "response/valid": valid}
+    if teacher is not None:
+        made["log"][-1]["end_pool_teacher_success"] = teacher
+    return made
+
+
+def cells(table: str) -> list[dict[str, str]]:
+    header, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def test_a_merged_teacher_is_compared_seed_by_seed() -> None:
+    """By hand: on seeds 0, 1, 2 the arm adds .1, .2, .3 to PPO, its teacher −.1, 0, .1 to it, TIES .2 to linear."""
+    runs = [turbo_run("ppo", seed, end) for seed, end in enumerate((0.5, 0.1, 0.3))]
+    ended = [(0.6, 0.5), (0.3, 0.3), (0.6, 0.7)]
+    runs += [turbo_run("turbo_kl", seed, end, teacher) for seed, (end, teacher) in enumerate(ended)]
+    runs += [turbo_run("linear_kl", seed, end - 0.2, 0.5) for seed, (end, _) in enumerate(ended)]
+    ppo, ties, linear = cells(teacher_markdown(runs))
+    half = 4.30 * 0.1 / np.sqrt(3)
+    assert ties["success − ppo"] == f"0.200 ± {half:.3f}"
+    assert ties["teacher − policy"] == f"0.000 ± {half:.3f}"
+    assert ties["TIES − linear"] == "0.200 ± 0.000"
+    assert ties["success"] == f"0.500 ± {4.30 * np.std([0.6, 0.3, 0.6], ddof=1) / np.sqrt(3):.3f}"
+    assert ties["true thoughts"] == "0.750 ± 0.000"
+    assert (ties["entropy"], ties["valid responses"]) == ("0.400 → 0.200 ± 0.000", "0.800 ± 0.000")
+    assert (ppo["seeds"], ppo["teacher − policy"], ppo["success − ppo"], ppo["TIES − linear"]) == ("3", "", "", "")
+    assert linear["success − ppo"] == f"0.000 ± {half:.3f}"
+    assert linear["TIES − linear"] == ""
+
+
+def test_a_study_that_is_not_over_compares_what_there_is() -> None:
+    unfinished = turbo_run("turbo_sft", 2, 0.9, 0.9)
+    unfinished["log"].pop()
+    runs = [turbo_run("ppo", 1, 0.25), turbo_run("turbo_sft", 0, 0.5, 0.75), turbo_run("turbo_sft", 1, 0.5, 0.25)]
+    runs += [unfinished, turbo_run("linear_sft", 0, 0.75, 0.5), turbo_run("turbo_kl", 3, 0.5) | {"task": "lines"}]
+    _, sft, linear, elsewhere = cells(teacher_markdown(runs))
+    assert (sft["seeds"], sft["success"], sft["teacher − policy"]) == ("2", "0.500, 0.500", "0.250, -0.250")
+    assert sft["success − ppo"] == "0.250"  # seed 1 alone
+    assert sft["TIES − linear"] == "-0.250"  # seed 0 alone
+    assert linear["success − ppo"] == ""
+    assert (elsewhere["task"], elsewhere["success − ppo"], elsewhere["teacher − policy"]) == ("lines", "", "")
+
+
+def test_an_arm_without_its_guided_partner_has_empty_cells() -> None:
+    runs = [run(arm, 0, [0.2], 0.5) | {"task": "cards"} for arm in ("ppo", "grpo", "grpo_guided", "gigpo_guided")]
+    runs.append(run("grpo_guided", 1, [0.2], 0.5) | {"task": "cards"})  # a seed that grpo has not run yet
+    for made in runs:
+        made["log"][1]["speed/steps_per_second"] = 4.0
+    ppo, grpo, gigpo = cells(guidance_markdown(runs))
+    assert (ppo["success: alone"], ppo["success: guided"], ppo["success: added"]) == ("0.500", "", "")
+    assert (grpo["success: guided"], grpo["success: added"]) == ("0.500, 0.500", "0.000")
+    assert (gigpo["success: alone"], gigpo["success: guided"]) == ("", "0.500")
+    costs = [(row["steps/s: alone"], row["steps/s: guided"]) for row in cells(cost_markdown(runs))]
+    assert costs == [("4", ""), ("4", "4"), ("", "4")]
 
 
 def test_guidance_is_compared_seed_by_seed(tmp_path) -> None:  # type: ignore[no-untyped-def]

@@ -46,5 +46,5 @@ def test_settings_arrive(tmp_path):
     own = {"teacher_temperature": 0.7, "teacher_top_k": 9, "teacher_tries": 2}
     found = made(tmp_path, guide="turbo_kl", **settings, **own).settings()
     assert found == {"variant": "kl", **settings, "temperature": 0.7, "top_k": 9, "tries": 2}
-    with pytest.raises(ValueError, match="`merge_every` must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="`merge_every` must be a whole number, at least 1, got 0"):
         made(tmp_path, guide="turbo_kl", merge_every=0)

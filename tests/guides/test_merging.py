@@ -14,7 +14,7 @@ def reference_ties(start, policies, weights, density):
     differences = []
     for policy in policies:
         difference = (policy - start).flatten()
-        order = difference.abs().argsort(descending=True)
+        order = difference.abs().argsort(descending=True, stable=True)  # of equal ones, the first
         kept = torch.zeros_like(difference)
         largest = order[: round(density * len(order))]
         kept[largest] = difference[largest]
@@ -139,6 +139,29 @@ def test_trimming_keeps_the_largest_entries():
     assert torch.equal(trimmed(tensor, 0.5), torch.tensor([[0.0, -5.0, 0.0], [0.0, 3.0, 2.0]]))
     assert torch.equal(trimmed(tensor, 0.01), torch.tensor([[0.0, -5.0, 0.0], [0.0, 0.0, 0.0]]))
     assert trimmed(tensor, 1.0) is tensor
+
+
+def test_of_entries_that_are_equally_large_the_first_are_kept():
+    assert torch.equal(trimmed(torch.ones(10), 0.2), torch.tensor([1.0, 1.0] + [0.0] * 8))
+    tensor = torch.tensor([[0.0, -2.0, 1.0], [2.0, 3.0, 2.0]])
+    assert torch.equal(trimmed(tensor, 0.5), torch.tensor([[0.0, -2.0, 0.0], [2.0, 3.0, 0.0]]))
+    assert torch.equal(trimmed(torch.tensor([0.0, 0.0, 1.0, 0.0]), 0.5), torch.tensor([0.0, 0.0, 1.0, 0.0]))
+
+
+@pytest.mark.parametrize("density", [0.2, 0.5, 0.8])
+def test_ties_is_the_reference_where_many_entries_are_equally_large(tmp_path, density):
+    """As in bfloat16, where differences have few values."""
+    generator = torch.Generator().manual_seed(0)
+    policies = [torch.randint(-2, 3, (6, 7), generator=generator).float() for _ in range(4)]
+    trained = nn.Parameter(torch.zeros(6, 7))
+    weight = FullWeight("layer.weight", nn.Parameter(torch.zeros(6, 7)), trained)
+    past = RunningSums(MergeRule("ties", "ema", density), [weight], tmp_path)
+    for policy in policies:
+        trained.data.copy_(policy)
+        past.add()
+    past.merge()
+    expected = reference_ties(policies[0], policies, reference_weights("ema", 3), density)
+    torch.testing.assert_close(weight.merged.detach(), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("make_past", [full_past, lora_past])

@@ -440,3 +440,13 @@ def test_optimizers_that_could_not_train_are_refused(make_trainer, toy_checkpoin
         make_trainer(model, lora(model), optimizers=(optimizer_of(model), None))
     with pytest.raises(ValueError, match="belongs to another optimizer"):
         make_trainer(model, optimizers=(optimizer_of(model), LambdaLR(optimizer_of(model), halving)))
+
+
+def test_no_parameter_group_of_an_adapter_is_empty(make_trainer, toy_checkpoint):
+    """DeepSpeed would drop it, and the schedule would no longer fit."""
+    model, _ = load_policy(toy_checkpoint)
+    trainer = make_trainer(model, peft_config=lora(model), value_learning_rate=1e-3)
+    groups = trainer.optimizer.param_groups
+    assert all(group["params"] for group in groups)
+    trained = sum(weight.requires_grad for weight in trainer.trained.parameters())
+    assert sum(len(group["params"]) for group in groups) == trained

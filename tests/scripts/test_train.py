@@ -144,3 +144,36 @@ def test_a_hopeless_run_ends_with_one_line(
     assert stopped.value.code == 1
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert "examples/sft.py" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--load_in_4bit true", "quantized: load it without quantization"),
+        ("--load_in_8bit true", "quantized: load it without quantization"),
+        ("--corrector openai", "--guide turbo_sft doesn't ask --corrector openai: add --turbo_with_corrector true"),
+        ("--corrector=expert", "doesn't ask --corrector expert"),
+        ("--corrector none", "it was loaded"),
+        ("--corrector expert --turbo_with_corrector true", "it was loaded"),
+        ("--guide corrector --corrector expert --load_in_4bit true", "it was loaded"),
+        ("", "it was loaded"),
+    ],
+)
+def test_what_contradicts_a_merged_teacher_is_told_before_a_model_is_loaded(
+    words: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(*args: Any) -> None:
+        raise ValueError("it was loaded")
+
+    monkeypatch.setattr(script, "load_model", load)
+    with pytest.raises(SystemExit):
+        script.train(["--guide", "turbo_sft", "--output_dir", str(tmp_path), *words.split()])
+    assert told in capsys.readouterr().err
+
+
+def test_a_file_that_names_a_corrector_asks_for_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("model_name_or_path: tiny\nguide: turbo_kl\ncorrector: expert\n")
+    with pytest.raises(SystemExit):
+        script.train(["--config", str(file), "--output_dir", str(tmp_path / "run"), "--use_cpu", "--bf16", "false"])
+    assert "--guide turbo_kl doesn't ask --corrector expert" in capsys.readouterr().err

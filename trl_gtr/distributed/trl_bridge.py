@@ -102,6 +102,8 @@ class PPOBridge(PPOBase):
         optimizer = super().create_optimizer(model)
         if rate is not None:
             _split_group(optimizer, set(head), rate)
+        # DeepSpeed drops empty groups, such as that of an adapter's biases; the schedule would still count them.
+        optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
         return optimizer
 
     @property

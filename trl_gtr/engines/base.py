@@ -17,6 +17,10 @@ class EngineLost(ConnectionError):
     """The engine doesn't generate any more, such as a server that is gone for good. The run is saved and ends."""
 
 
+UNABLE = (FloatingPointError, EngineLost)
+"""Why an engine can't generate: non-finite logits, or it is gone. Of several processes, no other may wait for it."""
+
+
 class Engine(Contract):
     """Generates responses, in training and in evaluation.
 

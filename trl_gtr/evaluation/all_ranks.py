@@ -12,7 +12,7 @@ import torch
 from ..config import GTRConfig
 from ..distributed.processes import Processes
 from ..distributed.progress import Progress
-from ..engines.base import Engine, EngineLost
+from ..engines.base import UNABLE, Engine
 from ..rollouts.vector_envs import Vectorization
 from ..tasks.base import Task
 from .agents import PolicyAgent
@@ -47,7 +47,7 @@ def evaluate_on_all_ranks(
     with progress.shown(), engine.ready(), torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(args.seed + processes.rank)
         played: tuple[EpisodeResult, ...] = ()
-        fault: EngineLost | None = None
+        fault: Exception | None = None
         try:
             played = evaluate_agent(
                 PolicyAgent(engine, greedy=args.eval_greedy),
@@ -60,7 +60,7 @@ def evaluate_on_all_ranks(
                 progress=progress,
                 vectorization=Vectorization.from_settings(args),
             ).episodes
-        except EngineLost as error:  # raised below on all processes, since the others wait
+        except UNABLE as error:  # raised below on all processes, since the others wait
             fault = error if received() is None else None
         processes.barrier("evaluation")
     processes.raise_first(fault)

@@ -48,6 +48,12 @@ MEASURES = ("teacher_true_thoughts", "teacher_success", "true_thoughts", "succes
 GUIDED = "_guided"
 """Suffix of the arm that adds guidance to another."""
 
+BASELINE = "ppo"
+"""The arm that those with a merged teacher are compared with."""
+
+LINEAR = {"turbo_sft": "linear_sft", "turbo_kl": "linear_kl"}
+"""Arms that merge by TIES, with the arm that takes a mean instead and is otherwise the same."""
+
 _STUDENT_T = {3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26, 15: 2.14, 20: 2.09}
 
 
@@ -57,15 +63,29 @@ def curve(run: Run, name: str) -> np.ndarray:
 
 
 def compact(run: Run) -> dict[str, Any]:
-    """The run with only what tables and figures show, so that a whole study is a small file."""
-    shown = {*CURVES, *SAMPLED, *COST, "env_steps"}
+    """The run with only what tables and figures show, so that a whole study is a small file.
+
+    An evaluation in the course of training gets the `env_steps` of the update before it: its own entry has none.
+    """
+    shown = {*CURVES, *SAMPLED, *COST, "response/valid", "env_steps"}
 
     def keep(name: str) -> bool:
         return name in shown or name.startswith("teacher/") or _is_evaluation(name)
 
-    log = [{name: value for name, value in entry.items() if keep(name)} for entry in run["log"]]
-    rounded = [{name: float(f"{value:.4g}") for name, value in entry.items()} for entry in log if entry]
-    return {**run, "log": rounded}
+    log, env_steps = [], 0
+    for entry in run["log"]:
+        env_steps = entry.get("env_steps", env_steps)
+        kept = {name: _rounded(value) for name, value in entry.items() if keep(name)}
+        during = {name: _rounded(value) for name, value in entry.items() if _is_evaluation(name, ("eval_",))}
+        if during:
+            kept |= {"step": entry["step"], "env_steps": env_steps, **during}
+        if kept:
+            log.append(kept)
+    return {**run, "log": log}
+
+
+def _rounded(value: float) -> float:
+    return value if isinstance(value, int) else float(f"{value:.4g}")
 
 
 def summary(run: Run) -> dict[str, float]:
@@ -75,13 +95,19 @@ def summary(run: Run) -> dict[str, float]:
     one_evaluation = "task" in run and len({_evaluation_set(name) for name in names}) == 1
     row = {_column(name, one_evaluation): evaluated[name] for name in names}
     for name, words in SAMPLED.items():
-        if len(values := curve(run, name)):
-            row[words] = float(values[-LAST_UPDATES:].mean())
+        if (value := final(run, name)) is not None:
+            row[words] = value
     return row
 
 
-def _is_evaluation(name: str) -> bool:
-    return name.startswith(("start_", "end_")) and name.endswith(MEASURES)
+def final(run: Run, name: str) -> float | None:
+    """A curve's final value; `None` if it was never logged."""
+    values = curve(run, name)
+    return float(values[-LAST_UPDATES:].mean()) if len(values) else None
+
+
+def _is_evaluation(name: str, moments: tuple[str, ...] = ("start_", "end_")) -> bool:
+    return name.startswith(moments) and name.endswith(MEASURES)
 
 
 def _column(name: str, one_evaluation: bool) -> str:
@@ -119,9 +145,9 @@ def largest_fall(run: Run) -> float:
 def interval(values: Sequence[float]) -> str:
     """Mean and 95 % interval over seeds (Student's t); fewer than three values are listed as they are."""
     if len(values) < 3:
-        return ", ".join(f"{value:.3f}" for value in values)
+        return ", ".join(f"{value:z.3f}" for value in values)
     half = _STUDENT_T[max(n for n in _STUDENT_T if n <= len(values))] * np.std(values, ddof=1) / np.sqrt(len(values))
-    return f"{np.mean(values):.3f} ± {half:.3f}"
+    return f"{np.mean(values):z.3f} ± {half:.3f}"
 
 
 def by(key: str, runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -188,16 +214,13 @@ def guidance_markdown(runs: Sequence[Run]) -> str:
     rows = []
     for task, of_task in by("task", runs).items():
         arms = by("arm", of_task)
-        for method in (arm for arm in arms if not arm.endswith(GUIDED)):
+        for method in methods(of_task):
             row = {"task": task, "method": method}
             for name in ("success", "true thoughts"):
-                alone, guided = (
-                    {run["seed"]: summary(run)[f"end {name}"] for run in arms[arm]}
-                    for arm in (method, method + GUIDED)
-                )
+                alone, guided = (ends(arms.get(arm, []), name) for arm in (method, method + GUIDED))
                 row[f"{name}: alone"] = interval(list(alone.values()))
                 row[f"{name}: guided"] = interval(list(guided.values()))
-                row[f"{name}: added"] = interval([guided[seed] - alone[seed] for seed in alone])
+                row[f"{name}: added"] = interval(differences(guided, alone))
             rows.append(row)
     return _markdown(rows)
 
@@ -205,11 +228,62 @@ def guidance_markdown(runs: Sequence[Run]) -> str:
 def cost_markdown(runs: Sequence[Run]) -> str:
     """One row per method: what it costs alone and guided."""
     arms, rows = by("arm", runs), []
-    for method in (arm for arm in arms if not arm.endswith(GUIDED)):
-        alone, guided = costs(arms[method]), costs(arms[method + GUIDED])
-        cells = {f"{name}: {how}": of[name] for name in alone for how, of in (("alone", alone), ("guided", guided))}
+    for method in methods(runs):
+        found = {how: costs(arms.get(arm, [])) for how, arm in (("alone", method), ("guided", method + GUIDED))}
+        cells = {f"{name}: {how}": of.get(name, "") for name, _ in COST.values() for how, of in found.items()}
         rows.append({"method": method} | cells)
     return _markdown(rows)
+
+
+def teacher_markdown(runs: Sequence[Run]) -> str:
+    """One row per task and arm of a study with merged teachers, as far as it has been run.
+
+    Success and true thoughts are those of the last evaluation; entropy and valid responses are sampled while training.
+    Differences are taken on the same seeds: the teacher from its own policy at the end, the arm from `BASELINE`, and
+    an arm with TIES from its counterpart in `LINEAR`.
+    """
+    rows = []
+    for task, of_task in by("task", runs).items():
+        arms = by("arm", of_task)
+        reached = {arm: ends(mine, "success") for arm, mine in arms.items()}
+        for arm, mine in arms.items():
+            taught, baseline = ends(mine, "teacher success"), {} if arm == BASELINE else reached.get(BASELINE, {})
+            row = {"task": task, "arm": arm, "seeds": str(len(reached[arm]))}
+            row["success"] = interval(list(reached[arm].values()))
+            row["true thoughts"] = interval(list(ends(mine, "true thoughts").values()))
+            row["entropy"] = _first_to_last(mine, "policy/entropy")
+            row["valid responses"] = interval(_finals(mine, "response/valid"))
+            row["teacher − policy"] = interval(differences(taught, reached[arm]))
+            row[f"success − {BASELINE}"] = interval(differences(reached[arm], baseline))
+            row["TIES − linear"] = interval(differences(reached[arm], reached.get(LINEAR.get(arm, ""), {})))
+            rows.append(row)
+    return _markdown(rows)
+
+
+def methods(runs: Sequence[Run]) -> list[str]:
+    """The arms, with and without guidance as one."""
+    return list(dict.fromkeys(arm.removesuffix(GUIDED) for arm in by("arm", runs)))
+
+
+def ends(runs: Sequence[Run], name: str) -> dict[int, float]:
+    """What the runs of an arm measured at their end, by seed; those that have not ended are left out."""
+    found = {run["seed"]: summary(run) for run in runs}
+    return {seed: row[f"end {name}"] for seed, row in found.items() if f"end {name}" in row}
+
+
+def differences(of: Mapping[int, float], to: Mapping[int, float]) -> list[float]:
+    """`of` − `to`, on the seeds that both have."""
+    return [value - to[seed] for seed, value in of.items() if seed in to]
+
+
+def _finals(runs: Sequence[Run], name: str) -> list[float]:
+    return [value for run in runs if (value := final(run, name)) is not None]
+
+
+def _first_to_last(runs: Sequence[Run], name: str) -> str:
+    """A curve's mean first value, and the interval of its final one."""
+    firsts = [float(values[0]) for run in runs if len(values := curve(run, name))]
+    return f"{np.mean(firsts):.3f} → {interval(_finals(runs, name))}" if firsts else ""
 
 
 def _markdown(rows: Sequence[Mapping[str, str]]) -> str:

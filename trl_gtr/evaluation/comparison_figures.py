@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trl_gtr.evaluation.comparison import CURVES, GUIDED, Run, by, curve, summary
+from trl_gtr.evaluation.comparison import CURVES, GUIDED, Run, by, curve, methods, summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,14 +51,14 @@ def positions(run: Run, name: str, over: str) -> np.ndarray:
 
 def draw_curves(runs: Sequence[Run], file: str | Path, curves: Mapping[str, str] = CURVES) -> None:
     """Draw one panel per curve, with one band per arm; in a study of several tasks, a row of panels per task."""
-    tasks, methods = by("task", runs), _methods(runs)
+    tasks, names = by("task", runs), methods(runs)
     figure = _new_figure(4 * len(curves), 3.2 * len(tasks))
     axes = figure.subplots(len(tasks), len(curves), squeeze=False)
     for row, (task, of_task) in zip(axes, tasks.items(), strict=True):
         over = "env_steps" if task else "update"
         for axis, (name, title) in zip(row, curves.items(), strict=True):
             for arm, mine in by("arm", of_task).items():
-                colour = f"C{methods.index(arm.removesuffix(GUIDED)) % 10}"
+                colour = f"C{names.index(arm.removesuffix(GUIDED)) % 10}"
                 draw_band(axis, mine, name, arm, colour, over, "--" if arm.endswith(GUIDED) else "-")
             axis.set(title=f"{task}: {title}" if task else title, xlabel=over.replace("_", " "), ylim=(-0.02, 1.02))
             axis.grid(alpha=0.3)
@@ -71,12 +71,12 @@ def draw_guidance(runs: Sequence[Run], file: str | Path) -> None:
 
     A method keeps its colour. Dashed lines and filled dots are with guidance. The dotted line is the common start.
     """
-    tasks, methods = by("task", runs), _methods(runs)
+    tasks, names = by("task", runs), methods(runs)
     figure = _new_figure(4.2 * len(tasks), 6.2)
     curves, ends = figure.subplots(2, len(tasks), squeeze=False, sharey=True)
     for task, above, below in zip(tasks, curves, ends, strict=True):
         arms = by("arm", tasks[task])
-        for place, method in enumerate(methods):
+        for place, method in enumerate(names):
             colour = f"C{place % 10}"
             for arm, style, side, face in ((method, "-", -0.16, "none"), (method + GUIDED, "--", 0.16, colour)):
                 mine = arms.get(arm, [])
@@ -90,7 +90,7 @@ def draw_guidance(runs: Sequence[Run], file: str | Path) -> None:
         start = np.mean([summary(run)["start success"] for run in tasks[task]])
         below.axhline(start, color="0.4", linestyle=":", label="start")
         above.set(title=task, xlabel="environment steps", ylim=(-0.02, 1.04))
-        below.set_xticks(range(len(methods)), methods)
+        below.set_xticks(range(len(names)), names)
         for axis in (above, below):
             axis.grid(alpha=0.3)
             axis.spines[["top", "right"]].set_visible(False)
@@ -99,11 +99,6 @@ def draw_guidance(runs: Sequence[Run], file: str | Path) -> None:
     curves[0].legend(fontsize=8, ncols=2)
     ends[0].legend(fontsize=8)
     figure.savefig(file, dpi=120)
-
-
-def _methods(runs: Sequence[Run]) -> list[str]:
-    """The arms, with and without guidance as one."""
-    return list(dict.fromkeys(arm.removesuffix(GUIDED) for arm in by("arm", runs)))
 
 
 def _new_figure(width: float, height: float) -> Figure:

@@ -21,6 +21,9 @@ from ..tasks.contract import Contract
 from ..types import Rollout, Transition
 from .buffer import CorrectionBuffer
 
+GUIDE_FILES = "guide_files"
+"""Subfolder of a checkpoint that holds a guide's files."""
+
 
 @dataclass(frozen=True)
 class GuidedRun:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..config import GTRConfig
 from ..correctors.base import Corrector
 from ..distributed.means import Means
-from ..engines.base import Engine, EngineLost
+from ..engines.base import UNABLE, Engine
 from ..policy.network import PolicyWithValue
 from ..policy.scores import Scores
 from ..tasks.base import Task
@@ -74,13 +74,13 @@ class MergedTeacher(Guide):
     ) -> None:
         if variant not in get_args(Variant):
             raise ValueError(f"`variant` must be 'sft' or 'kl', got {variant!r}.")
-        for name, value in (("merge_every", merge_every), ("tries", tries)):
-            if value < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {value}.")
-        if kl_beta < 0 or temperature <= 0 or top_k < 0:
+        for name, count, least in (("merge_every", merge_every, 1), ("tries", tries, 1), ("top_k", top_k, 0)):
+            if not isinstance(count, int) or count < least:
+                raise ValueError(f"`{name}` must be a whole number, at least {least}, got {count}.")
+        if not (0 <= kl_beta < math.inf and 0 < temperature < math.inf):
             raise ValueError(
-                "`kl_beta` and `top_k` must be at least 0 and `temperature` above 0, got "
-                f"{kl_beta}, {top_k} and {temperature}."
+                "`kl_beta` must be at least 0, `temperature` above 0, and both finite, got "
+                f"{kl_beta} and {temperature}."
             )
         self.shapes_advantages = variant == "kl"
         self.variant, self.rule = variant, MergeRule(merge, weighting, ties_density, ema_alpha)
@@ -165,9 +165,9 @@ class MergedTeacher(Guide):
         return corrected + sum(self._add_label(step, ids, update) for step, ids in zip(steps, thoughts, strict=True))
 
     def _written(self, steps: Sequence[Transition], update: int, means: Means) -> list[np.ndarray | None]:
-        """The teacher's thoughts for these steps. Raises `EngineLost` on all processes, since none may wait."""
+        """The teacher's thoughts for these steps. If it can't write, this raises on all processes: none may wait."""
         run, thoughts = self._run.run, []
-        fault: EngineLost | None = None
+        fault: Exception | None = None
         seed = np.random.SeedSequence([run.args.seed, update, run.processes.rank]).generate_state(1)[0]
         device = run.args.device
         # Separate random numbers: the teacher must not change what the agent samples.
@@ -175,7 +175,7 @@ class MergedTeacher(Guide):
             torch.manual_seed(int(seed))
             try:
                 thoughts = self._thoughts(steps, means)
-            except EngineLost as error:
+            except UNABLE as error:
                 fault = error
         run.processes.raise_first(fault)
         return thoughts
@@ -186,6 +186,7 @@ class MergedTeacher(Guide):
         assert writer is not None
         thoughts: list[np.ndarray | None] = [None] * len(steps)
         missing, tries, size = list(range(len(steps))), 0, run.args.per_device_eval_batch_size
+        written: list[bool] = []
         with writer.ready():
             while missing and tries < self.tries:
                 for start in range(0, len(missing), size):
@@ -195,11 +196,13 @@ class MergedTeacher(Guide):
                         batch, writer.generate([steps[i].prompt for i in batch], images), strict=True
                     ):
                         response = run.task.format.parse(generation.text)
+                        written.append(response.valid)
                         if response.valid:
                             end = run.policy.spans.action_start(generation.ids, response.action_span)
                             thoughts[i] = generation.ids[:end]
                 missing, tries = [i for i in missing if thoughts[i] is None], tries + 1
         means.add("teacher/parsed", [thought is not None for thought in thoughts])
+        means.add("teacher/valid", written)
         return thoughts
 
     def _add_label(self, step: Transition, thought: np.ndarray | None, update: int) -> bool:
@@ -282,6 +285,7 @@ class MergedTeacher(Guide):
 
     def load_files(self, files: Mapping[str, Path]) -> None:
         run, past = self._run.run, self._run.past
+        run.processes.check_on_first(lambda: past.check_files(files))
         with run.processes.raise_on_all_ranks(
             f"The past policies could not be restored to {past.folder}", _FREE_SPACE
         ):
@@ -323,9 +327,11 @@ def thought_kl(policy: Scores, teacher: Scores) -> Tensor:
 
 
 def check_disk(past: Past, args: GTRConfig, merge_every: int) -> None:
-    """Raise a `ValueError` if the disk can't hold the past of the whole run."""
-    policies = 1 + _most_updates(args) // merge_every
-    needed = past.bytes_needed(policies, _kept_checkpoints(args))
+    """Raise a `ValueError` if the disk can't hold the past of the whole run.
+
+    With groups its length is only an estimate; if the disk can't hold that of the longest such run, this warns.
+    """
+    needed = _bytes_needed(past, args, merge_every, args.num_updates)
     existing = next(folder for folder in (past.folder.absolute(), *past.folder.absolute().parents) if folder.exists())
     free = shutil.disk_usage(existing).free + past.bytes_held()  # replaced, or part of what a resumed run needs
     if needed > free:
@@ -334,18 +340,27 @@ def check_disk(past: Past, args: GTRConfig, merge_every: int) -> None:
             f"{free / 1e9:.3g} GB are free. Raise `merge_every`, lower `save_total_limit`, or choose another "
             "`output_dir`."
         )
+    if args.group_size == 1:
+        return
+    longest = math.ceil(args.total_env_steps / args.num_envs)  # at least one step in each environment
+    needed = _bytes_needed(past, args, merge_every, longest)
+    if needed > free:
+        logger.warning(
+            "The disk holds the past of the expected %d updates. If episodes are so short that there are up to %d, "
+            "the merged teacher needs %.3g GB in %s, but only %.3g GB are free.",
+            args.num_updates, longest, needed / 1e9, past.folder, free / 1e9,
+        )  # fmt: skip
 
 
-def _most_updates(args: GTRConfig) -> int:
-    """Of a run; an update with groups has at least one step in each environment."""
-    return args.num_updates if args.group_size == 1 else math.ceil(args.total_env_steps / args.num_envs)
+def _bytes_needed(past: Past, args: GTRConfig, merge_every: int, updates: int) -> int:
+    return past.bytes_needed(1 + updates // merge_every, _kept_checkpoints(args, updates))
 
 
-def _kept_checkpoints(args: GTRConfig) -> int:
+def _kept_checkpoints(args: GTRConfig, updates: int) -> int:
     if args.save_strategy == "no":
         return 0
     every = args.save_steps if args.save_steps >= 1 else args.save_steps * args.num_updates  # or a share of the run
-    saved = math.ceil(_most_updates(args) / max(1.0, every))
+    saved = math.ceil(updates / max(1.0, every))
     return min(saved, args.save_total_limit or saved)
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ..storage.files import link_or_copy
 from ..storage.tensor_files import TensorSpec, write_tensors
+from .base import GUIDE_FILES
 
 FOLDER = "teacher"
 """Subfolder of a run's output folder that holds its past."""
@@ -60,6 +61,12 @@ class MergeRule:
         if not 0 < self.ema_alpha <= 1:
             raise ValueError(f"`ema_alpha` must be above 0 and at most 1, got {self.ema_alpha}.")
 
+    def __str__(self) -> str:
+        """What decides the sums, in words."""
+        trimming = f", ties_density={self.ties_density}" if self.merge == "ties" else ""
+        weights = f", ema_alpha={self.ema_alpha}" if self.weighting == "ema" else ""
+        return f"merge='{self.merge}', weighting='{self.weighting}'{trimming}{weights}"
+
     @property
     def sum_names(self) -> tuple[str, ...]:
         """The sums that a merge needs, each as large as the weight."""
@@ -95,12 +102,20 @@ class MergeRule:
 
 
 def trimmed(difference: Tensor, density: float) -> Tensor:
-    """The tensor with only the `density` share of entries that are largest in magnitude; the others are 0."""
+    """The tensor with only the `density` share of entries that are largest in magnitude; the others are 0.
+
+    Of entries that are equally large, which is common in bfloat16, the first are kept.
+    """
     dropped = difference.numel() - max(1, round(density * difference.numel()))
     if dropped <= 0:
         return difference
-    smallest = difference.abs().flatten().kthvalue(dropped + 1).values
-    return torch.where(difference.abs() >= smallest, difference, torch.zeros_like(difference))
+    magnitude = difference.abs().flatten()
+    smallest = magnitude.kthvalue(dropped + 1).values
+    kept = magnitude >= smallest
+    surplus = int(kept.sum()) - (difference.numel() - dropped)
+    if surplus and smallest > 0:
+        kept[(magnitude == smallest).nonzero()[-surplus:]] = False
+    return torch.where(kept.view(difference.shape), difference, 0.0)
 
 
 # --- what is merged --------------------------------------------------------------------------------------------------
@@ -242,8 +257,24 @@ class Past(ABC):
         return {path.name: path for path in sorted(self.folder.glob("*.safetensors"))} if self.count else {}
 
     def bytes_held(self) -> int:
-        """Disk space of all files in the folder, of this run or an earlier one."""
-        return sum(path.stat().st_size for path in self.folder.glob("*.safetensors"))
+        """Disk space of all files here and in the checkpoints beside it, of this run or an earlier one.
+
+        A checkpoint may be the last to hold a file, or hold only another link to it.
+        """
+        kept = self.folder.parent.glob(f"checkpoint-*/{GUIDE_FILES}/*.safetensors")
+        found = [path.stat() for path in (*self.folder.glob("*.safetensors"), *kept)]
+        return sum({(each.st_dev, each.st_ino): each.st_size for each in found}.values())
+
+    def check_files(self, files: Mapping[str, Path]) -> None:
+        """Raise a `ValueError` if this rule can't go on with the files of a checkpoint: sums belong to one rule."""
+        for path in files.values():
+            with safe_open(path, "pt") as opened:
+                rule = (opened.metadata() or {}).get("rule", str(self.rule))  # a policy can be merged by any
+            if rule != str(self.rule):
+                raise ValueError(
+                    f"{path} holds sums for {rule}, with which {self.rule} can't go on: resume with the settings that "
+                    "the checkpoint was saved with, or start a new run from its policy."
+                )
 
     def restore(self, files: Mapping[str, Path]) -> None:
         """Continue with the files of a checkpoint; those of later updates are removed."""
@@ -302,7 +333,7 @@ class RunningSums(Past):
             self._snapshot(self.START)
         else:
             name = f"sums_{self.count:06d}.safetensors"
-            write_tensors(self.folder / name, self._specs(), self._new_sums())
+            write_tensors(self.folder / name, self._specs(), self._new_sums(), {"rule": str(self.rule)})
             self._sums(self.count - 1).unlink(missing_ok=True)  # checkpoints have their own links to it
         self.count += 1
 

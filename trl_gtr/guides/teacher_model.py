@@ -14,6 +14,10 @@ from torch import nn
 from ..policy.loading import is_quantized, tied_weights, unwrap_adapter
 from .merging import FullWeight, LoraWeight, Weight
 
+QUANTIZED = (
+    "A merged teacher needs weights that can be added up, and this model's are quantized: load it without "
+    "quantization (bfloat16 halves the memory), or use a corrector as the guide."
+)
 _MAX_LISTED = 3
 
 
@@ -70,10 +74,7 @@ def _lora_layers(model: PeftModel) -> dict[str, Any]:
 def check_mergeable(model: Any) -> None:
     """Raise a `ValueError` with a fix if the model's past can't be merged."""
     if is_quantized(unwrap_adapter(model)):
-        raise ValueError(
-            "A merged teacher needs weights that can be added up, and this model's are quantized: load it without "
-            "quantization (bfloat16 halves the memory), or use a corrector as the guide."
-        )
+        raise ValueError(QUANTIZED)
     if not isinstance(model, PeftModel):
         return
     layers, adapter = _lora_layers(model), model.active_adapter

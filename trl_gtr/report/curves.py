@@ -99,7 +99,11 @@ CURVES = (
         {"teacher/kl": "per thought token"},
         "of the agent's own thoughts, bounded at 0 and 10",
     ),
-    Panel("Teacher's thoughts", {"teacher/parsed": "parsed"}, "of those it was asked for", share=True),
+    Panel(
+        "Teacher's responses",
+        {"teacher/parsed": "steps with a valid one", "teacher/valid": "valid, of all it wrote"},
+        share=True,
+    ),
     Panel(
         "Distance in weights",
         {"teacher/distance": "policy to teacher", "teacher/travelled": "policy to start"},

@@ -12,7 +12,7 @@ from accelerate import PartialState
 from ..config import GTRConfig
 from ..correctors.base import Corrector
 from ..distributed.processes import Processes
-from ..engines.base import EngineLost
+from ..engines.base import UNABLE, EngineLost
 from ..tasks.base import Task
 from ..types import Rollout
 from .asynchronous_collector import AsynchronousCollector
@@ -64,7 +64,7 @@ def collect_on_all_ranks(
     fault: Exception | None = None
     try:
         rollout = collect()
-    except (FloatingPointError, EngineLost) as error:
+    except UNABLE as error:
         fault = error.with_traceback(None)
     seconds = time.perf_counter() - start
     rollout.times["wait_for_processes"] = processes.barrier("collection")

@@ -26,6 +26,7 @@ from ..evaluation.evaluate import count_episodes
 from ..evaluation.reports import EvaluationReport, read_evaluations, write_evaluations
 from ..evaluation.tables import report_table
 from ..guides.arguments import GuideArguments, make_guide
+from ..guides.teacher_model import QUANTIZED
 from ..learning.advantages import choose_estimator
 from ..learning.experience import check_shaping
 from ..policy.loading import load_policy, lora_target_modules
@@ -41,7 +42,7 @@ from ..storage.plain_data import json_options
 from ..tasks import Task
 from ..trainer import GTRTrainer
 from .arguments import TaskArguments, parse_arguments
-from .settings import command_line, task_options_of, with_defaults
+from .settings import command_line, settings_of, task_options_of, value_of, with_defaults
 from .usage import one_line_errors
 
 logger = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ def train(argv: Sequence[str] | None = None, *, task: str | None = None) -> dict
         args.output_dir = args.output_dir.replace("{task}", played.name)
         Vectorization.from_settings(args)  # connects to Ray, if that is asked for, before loading a model
         check_method(args, played)
+        check_teacher(guide_args, model_args, words)
         check_output_dir(args, played)
         guide = make_guide(guide_args, corrector_args, args)
         guide.check_settings(args)
@@ -145,6 +147,24 @@ def check_method(args: GTRConfig, task: Task) -> None:
     if estimator.needs_groups:
         check_restarts(task, args.seed)
         make_collector(task, None, args, estimator.teaches, num_envs=args.group_size).close()
+
+
+def check_teacher(guide: GuideArguments, model: ModelConfig, words: Sequence[str]) -> None:
+    """Refuse what contradicts a merged teacher, before loading a model.
+
+    Args:
+        words: The command line, which alone tells a corrector that was asked for from the default.
+    """
+    if guide.variant is None:
+        return
+    if model.load_in_4bit or model.load_in_8bit:
+        raise ValueError(QUANTIZED)
+    corrector = value_of(words, "corrector") or settings_of(words).get("corrector", "none")
+    if corrector != "none" and not guide.asks_corrector:
+        raise ValueError(
+            f"--guide {guide.guide} doesn't ask --corrector {corrector}: add --turbo_with_corrector true to learn "
+            "from both, or leave the corrector out."
+        )
 
 
 def report_rounding(args: GTRConfig) -> None:

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,15 +31,22 @@ class TensorSpec(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def write_tensors(path: Path, specs: Mapping[str, TensorSpec], tensors: Iterable[Tensor]) -> None:
+def write_tensors(
+    path: Path,
+    specs: Mapping[str, TensorSpec],
+    tensors: Iterable[Tensor],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
     """Write a safetensors file. The format needs all sizes first; the data may then be produced one by one.
 
     Args:
         path: The file; it appears under this name once it is complete.
         specs: What is in the file, by name.
         tensors: The tensors, in the order of `specs`.
+        metadata: More about the file, in its header.
     """
-    header, end = {}, 0
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
     for name, spec in specs.items():
         start, end = end, end + spec.num_bytes
         header[name] = {"dtype": _NAMES[spec.dtype], "shape": list(spec.shape), "data_offsets": [start, end]}
