@@ -17,6 +17,7 @@ from toy import ColourTask, quiet_config
 from vlms import some_images, some_prompts
 
 from trl_gtr import ExpertCorrector, GTRTrainer
+from trl_gtr.engines.base import EngineLost
 from trl_gtr.engines.choice import EngineMaker, check_engine
 from trl_gtr.engines.vllm import VLLMEngine
 from trl_gtr.engines.vllm_colocated import check_family
@@ -186,8 +187,16 @@ def test_all_processes_name_their_versions_alike(engine: VLLMEngine, tmp_path: P
 
 def test_another_prompt_than_the_scored_one_is_refused(engine: VLLMEngine) -> None:
     engine.backend.image_tokens *= 2  # type: ignore[attr-defined]
-    with engine.ready(), pytest.raises(ValueError, match="expands this model's images in another way"):
-        engine.generate(some_prompts(1), some_images(1))
+    [prompt], [image] = some_prompts(1), some_images(1)
+    message = "expands this model's images in another way"
+    with engine.ready():
+        for ask in (lambda: engine.generate([prompt], [image]), lambda: engine.respond(prompt, image, 1)):
+            with pytest.raises(EngineLost, match=message):  # the run is saved
+                ask()
+        with pytest.raises(ValueError, match=message):
+            engine.check(prompt, image)
+    assert isinstance(engine.backend, FakeBackend)
+    assert engine.backend.requests[0].sampling["max_tokens"] == 1
     with pytest.raises(FloatingPointError, match="NaN"):
         check_sampled([[1]], [Sampled([1], [5], [float("nan")])])
 
@@ -260,11 +269,10 @@ def test_a_missing_server_is_told_before_anything_is_loaded(tmp_path: Path, monk
             GTRTrainer("no-such-model", quiet_config(tmp_path, vllm_base_url=url, **settings), ColourTask())
 
 
-def test_a_family_that_vllm_does_not_know_is_refused(model_and_processor: Any) -> None:
-    model, _ = model_and_processor
-    check_family(model, ["LlavaForConditionalGeneration"])
+def test_a_family_that_vllm_does_not_know_is_refused() -> None:
+    check_family("LlavaForConditionalGeneration", ["LlavaForConditionalGeneration"])
     with pytest.raises(ValueError, match="no LlavaForConditionalGeneration"):
-        check_family(model, ["Qwen2VLForConditionalGeneration"])
+        check_family("LlavaForConditionalGeneration", ["Qwen2VLForConditionalGeneration"])
 
 
 def test_the_servers_command_ends_with_the_users_options() -> None:

@@ -59,6 +59,12 @@ class Engine(Contract):
         """
         yield
 
+    def check(self, prompt: str, image: np.ndarray) -> None:
+        """Raise a `ValueError` with a fix if this engine reads an observation in another way than it is scored.
+
+        Optional, and called once within `ready()`, with a real observation, before the first rollout or evaluation.
+        """
+
     def sync(self, policy: nn.Module) -> None:
         """Use these weights from now on. Called by all processes when training begins and after each update.
 

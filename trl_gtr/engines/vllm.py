@@ -121,6 +121,14 @@ class VLLMEngine(Engine):
         check_sampled(expanded, [sampled])
         return self.policy.read_generation(np.array(sampled.ids, np.int64), np.array(sampled.logprobs, np.float32))
 
+    @torch.no_grad()
+    def check(self, prompt: str, image: Pictures) -> None:
+        """Sample one token, and compare the prompt's ids with those that are scored. Draws no random numbers."""
+        expanded = self.prompt_ids([prompt], [image])
+        [request] = self.requests(expanded, [all_pictures(prompt, image)], seeds=[None])
+        short = request._replace(sampling=request.sampling | {"max_tokens": 1})
+        check_sampled(expanded, self.backend.sample([short], self._checked_version), ValueError)
+
     @property
     def _checked_version(self) -> str:
         if self.backend.loaded != self.version:
