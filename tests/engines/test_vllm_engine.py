@@ -17,7 +17,7 @@ from toy import ColourTask, quiet_config
 from vlms import some_images, some_prompts
 
 from trl_gtr import ExpertCorrector, GTRTrainer
-from trl_gtr.engines.base import EngineLost
+from trl_gtr.engines.base import EngineLost, EngineRefused
 from trl_gtr.engines.choice import EngineMaker, check_engine
 from trl_gtr.engines.vllm import VLLMEngine
 from trl_gtr.engines.vllm_colocated import check_family
@@ -193,7 +193,7 @@ def test_another_prompt_than_the_scored_one_is_refused(engine: VLLMEngine) -> No
         for ask in (lambda: engine.generate([prompt], [image]), lambda: engine.respond(prompt, image, 1)):
             with pytest.raises(EngineLost, match=message):  # the run is saved
                 ask()
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(EngineRefused, match=message):
             engine.check(prompt, image)
     assert isinstance(engine.backend, FakeBackend)
     assert engine.backend.requests[0].sampling["max_tokens"] == 1

@@ -17,6 +17,10 @@ class EngineLost(ConnectionError):
     """The engine doesn't generate any more, such as a server that is gone for good. The run is saved and ends."""
 
 
+class EngineRefused(ValueError):
+    """The engine can't be used with these settings, which shows only when it is used for the first time."""
+
+
 class Engine(Contract):
     """Generates responses, in training and in evaluation.
 
@@ -60,7 +64,7 @@ class Engine(Contract):
         yield
 
     def check(self, prompt: str, image: np.ndarray) -> None:
-        """Raise a `ValueError` with a fix if this engine reads an observation in another way than it is scored.
+        """Raise `EngineRefused` with a fix if this engine reads an observation in another way than it is scored.
 
         Optional, and called once within `ready()`, with a real observation, before the first rollout or evaluation.
         """

@@ -19,7 +19,7 @@ from ..policy.loading import image_token_id
 from ..policy.network import PolicyWithValue
 from ..policy.scoring import VLMPolicy
 from ..types import Generation, Pictures, all_pictures
-from .base import Engine
+from .base import Engine, EngineRefused
 from .merged_weights import check_mergeable, merged_weights
 from .vllm_requests import Backend, Request, check_sampled, collapse_image_tokens, sampling_arguments
 
@@ -127,7 +127,7 @@ class VLLMEngine(Engine):
         expanded = self.prompt_ids([prompt], [image])
         [request] = self.requests(expanded, [all_pictures(prompt, image)], seeds=[None])
         short = request._replace(sampling=request.sampling | {"max_tokens": 1})
-        check_sampled(expanded, self.backend.sample([short], self._checked_version), ValueError)
+        check_sampled(expanded, self.backend.sample([short], self._checked_version), EngineRefused)
 
     @property
     def _checked_version(self) -> str:
