@@ -115,8 +115,8 @@ def memory_section(found: Memory, available: float, where: str) -> list[Estimate
         *found.lasting,
         *(each for each in found.acting if each.name != "reserve"),
         *found.learning,
-        Estimate("peak, acting", found.peak_acting, "bytes", f"lasting parts, {_names(found.acting)}"),
-        Estimate("peak, learning", found.peak_learning, "bytes", f"lasting parts, {_names(found.learning)}"),
+        Estimate("peak, acting", found.peak_acting, "bytes", _names(found.acting)),
+        Estimate("peak, learning", found.peak_learning, "bytes", _names(found.learning)),
         Estimate("available", available, "bytes", where),
         Estimate("verdict", verdict[0], "", f"{verdict[1]}: larger peak vs. available memory"),
     ]
@@ -217,4 +217,4 @@ def _total(*groups: list[Estimate]) -> float:
 
 
 def _names(found: list[Estimate]) -> str:
-    return ", ".join(each.name for each in found)
+    return ", ".join(["lasting parts", *(each.name for each in found)])
