@@ -24,6 +24,7 @@ from trl_gtr.engines.vllm_colocated import check_family
 from trl_gtr.engines.vllm_requests import Backend, Request, Sampled, Weights, check_sampled, collapse_image_tokens
 from trl_gtr.engines.vllm_serve import server_command
 from trl_gtr.engines.vllm_worker import WORKER_EXTENSION, Checksums, norm_sums, plain_config, renamed
+from trl_gtr.guides.merged_teacher import MergedTeacher
 from trl_gtr.policy.scoring import VLMPolicy
 from trl_gtr.types import Prompt, Turn
 
@@ -237,6 +238,10 @@ def test_configs_are_compared_by_what_weights_depend_on(tiny_vlm: Any) -> None:
         ({"vllm_mode": "server", "vllm_sync": "gloo", "vllm_sync_dir": "/x"}, "leave one of them out"),
         ({"asynchronous": True, "ray_envs_per_actor": 2}, "leave `ray_envs_per_actor` at 1"),
         ({"temperature": 2.5}, "no `temperature` above 2"),
+        ({"vllm_mode": "server", "vllm_tensor_parallel_size": 2}, "its own option .--tensor-parallel-size"),
+        ({"vllm_mode": "server", "vllm_enable_sleep_mode": True}, "`vllm_enable_sleep_mode` is for a colocated"),
+        ({"vllm_mode": "server", "vllm_gpu_memory_utilization": 0.5}, "its own option .--gpu-memory-utilization"),
+        ({"vllm_mode": "server", "vllm_max_model_length": 512}, "its own option .--max-model-len"),
     ],
 )
 def test_settings_that_cannot_work_here_are_refused(
@@ -245,6 +250,13 @@ def test_settings_that_cannot_work_here_are_refused(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     with pytest.raises(ValueError, match=message):
         check_engine(quiet_config(tmp_path, engine="vllm", **settings))
+
+
+def test_a_teachers_temperature_has_the_same_bound(tmp_path: Path) -> None:
+    hot = MergedTeacher("sft", temperature=2.5)
+    hot.check_settings(quiet_config(tmp_path))
+    with pytest.raises(ValueError, match=r"no `temperature` above 2, got 2\.5"):
+        hot.check_settings(quiet_config(tmp_path, engine="vllm"))
 
 
 def test_processes_do_not_give_up_before_a_lost_server_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
