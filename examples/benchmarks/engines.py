@@ -3,9 +3,9 @@
     python examples/benchmarks/engines.py            # the embedded model and a large random one
     python examples/benchmarks/engines.py --quick    # the embedded model and 8 environments only
 
-The engines answer the same prompts in turn, in one process, and always to the full length, so that both have the same
-work. "raw" is vLLM's own `generate` for the same requests, without our engine around it. Medians over `--rounds`, each
-with observations of its own and empty caches, as in a rollout.
+The engines answer prompts of the same task in turn, in one process, and always to the full length, so that both have
+the same work. "raw" is vLLM's own `generate` for the same requests, without our engine around it, which also processes
+the images for scoring. Medians over `--rounds`, each with observations of its own and empty caches, as in a rollout.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ def measure(name: str, model: Any, processor: Any, args: argparse.Namespace, tab
         times: list[list[float]] = [[], [], []]
         difference = 0.0
         for number in range(args.rounds + 1):
-            prompts, images = observations(envs, number)
-            pictures, seeds = [(image,) for image in images], range(len(images))
-            asked = backend.arguments(ours.requests(ours.prompt_ids(prompts, images), pictures, seeds))
-            times[0].append(seconds(theirs.generate, prompts, images))
+            times[0].append(seconds(theirs.generate, *observations(envs, 2 * number)))
+            prompts, images = observations(envs, 2 * number + 1)  # others: each engine has to process its images
             with ours.ready():  # with empty caches
                 times[1].append(seconds(ours.generate, prompts, images))
+            pictures, seeds = [(image,) for image in images], range(len(images))
+            asked = backend.arguments(ours.requests(ours.prompt_ids(prompts, images), pictures, seeds))
             with ours.ready():
                 times[2].append(seconds(partial(backend.llm.generate, use_tqdm=False), *asked))
             generations = ours.generate(prompts, images)
