@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from trl_gtr.engines.vllm_worker import WeightReceiver, plain_config
+from trl_gtr.engines.vllm_worker import WeightReceiver, norm_sums, plain_config
 
 
 class Receiver(WeightReceiver):
@@ -38,6 +38,9 @@ class Receiver(WeightReceiver):
 
     def gtr_config(self) -> dict[str, Any]:
         return self.config
+
+    def gtr_sums(self) -> dict[str, list[str]]:
+        return norm_sums(self.weights.items())
 
 
 class FakeVLLM:

@@ -42,7 +42,7 @@ from .policy.loading import load_or_take
 from .policy.network import ValueHead
 from .policy.scores import Scores
 from .policy.scoring import VLMPolicy
-from .rollouts.all_ranks import collect_on_all_ranks, make_collector
+from .rollouts.all_ranks import check_on_all_ranks, collect_on_all_ranks, make_collector
 from .rollouts.clock import Clock
 from .runs.callbacks import GTRProgressCallback, logging_callbacks
 from .runs.checkpointer import GuideFiles, Part, RunCheckpointer, RunCounters
@@ -140,7 +140,7 @@ class GTRTrainer(PPOBridge):
             args, self.accelerator, self.processes, scorer, self.optimizer, objective, buffer, self.progress
         )
         self.length = RunLength(args, varies=self.estimator.needs_groups)
-        self._last_loss = math.nan
+        self._last_loss, self._engine_checked = math.nan, False
         self.checkpointer = self._make_checkpointer()
         self.stopper = self._make_stopper()
 
@@ -238,11 +238,18 @@ class GTRTrainer(PPOBridge):
         self.state.compute_steps(args, self.state.max_steps)
         self.model.train()
         self.engine.sync(self.trained.policy)
+        self._check_engine()
         self.control = self.callback_handler.on_train_begin(args, self.state, self.control)
         exhausted = self.processes.sum(self.corrector is not None and self.corrector.exhausted)
         if exhausted and self.stopper.needs_corrector:
             logger.warning("The corrector's budget is spent, so the run stops here. Raise its limits to continue.")
             self.control.should_training_stop = True
+
+    def _check_engine(self) -> None:
+        """Before the first rollout or evaluation."""
+        if not self._engine_checked:
+            check_on_all_ranks(self.engine, self.collector, self.processes)
+        self._engine_checked = True
 
     @torch.no_grad()
     def _collect(self) -> tuple[Rollout, Snapshot | None]:
@@ -282,12 +289,14 @@ class GTRTrainer(PPOBridge):
             self.stopper.abandon_rollout(self.state.global_step, error, before)
 
     def _sync(self) -> EngineLost | None:
-        """Give the engine the new weights. Returns why it can't take them, for the update is to be saved first."""
+        """Give the engines of all processes the new weights. Returns why one can't take them, for the update is to be
+        saved first."""
+        lost: EngineLost | None = None
         try:
             self.engine.sync(self.trained.policy)
         except EngineLost as error:
-            return error
-        return None
+            lost = error.with_traceback(None)
+        return next((each for each in self.processes.gather(lost) if each), None)
 
     def _finish_update(
         self,
@@ -368,6 +377,7 @@ class GTRTrainer(PPOBridge):
             received=lambda: self.signals.received,
             progress=self.progress,
         )
+        self._check_engine()
         report, stopped = play(self.engine)
         if report.episodes and not stopped:
             metrics = report.metrics(metric_key_prefix)

@@ -3,8 +3,9 @@
     python examples/benchmarks/engines.py            # the embedded model and a large random one
     python examples/benchmarks/engines.py --quick    # the embedded model and 8 environments only
 
-The engines answer the same prompts in turn, in one process, and always to the full length, so that both have the same
-work. "raw" is vLLM's own `generate` for the same requests, without our engine around it. Medians over `--rounds`.
+The engines answer prompts of the same task in turn, in one process, and always to the full length, so that both have
+the same work. "raw" is vLLM's own `generate` for the same requests, without our engine around it, which also processes
+the images for scoring. Medians over `--rounds`, each with observations of its own and empty caches, as in a rollout.
 """
 
 from __future__ import annotations
@@ -42,10 +43,11 @@ def large_model() -> tuple[Any, Any]:
     return LlavaForConditionalGeneration(config).eval(), processor
 
 
-def observations(count: int) -> tuple[list[str], list[np.ndarray]]:
+def observations(count: int, number: int) -> tuple[list[str], list[np.ndarray]]:
+    """First observations of games, others for each number."""
     task = make_task("points24")
     env = task.make_env()
-    first = [env.reset(seed=seed) for seed in range(count)]
+    first = [env.reset(seed=number * count + i) for i in range(count)]
     return [task.prompt(*each) for each in first], [np.array(image) for image, _ in first]
 
 
@@ -71,17 +73,19 @@ def measure(name: str, model: Any, processor: Any, args: argparse.Namespace, tab
     ours, theirs = VLLMEngine(policy, model, backend), TransformersEngine(policy, model)
     sync = statistics.median(seconds(ours.sync, model) for _ in range(3))
     for envs in args.envs:
-        prompts, images = observations(envs)
         times: list[list[float]] = [[], [], []]
         difference = 0.0
-        for _ in range(args.rounds + 1):
-            generations = ours.generate(prompts, images)
-            difference = max(difference, mismatch(policy, model, prompts, images, generations))
+        for number in range(args.rounds + 1):
+            times[0].append(seconds(theirs.generate, *observations(envs, 2 * number)))
+            prompts, images = observations(envs, 2 * number + 1)  # others: each engine has to process its images
+            with ours.ready():  # with empty caches
+                times[1].append(seconds(ours.generate, prompts, images))
             pictures, seeds = [(image,) for image in images], range(len(images))
             asked = backend.arguments(ours.requests(ours.prompt_ids(prompts, images), pictures, seeds))
-            times[0].append(seconds(theirs.generate, prompts, images))
-            times[1].append(seconds(ours.generate, prompts, images))
-            times[2].append(seconds(partial(backend.llm.generate, use_tqdm=False), *asked))
+            with ours.ready():
+                times[2].append(seconds(partial(backend.llm.generate, use_tqdm=False), *asked))
+            generations = ours.generate(prompts, images)
+            difference = max(difference, mismatch(policy, model, prompts, images, generations))
         hf, vllm, raw = (statistics.median(each[1:]) for each in times)  # the first warms up
         cells = f"{envs / hf:.1f}", f"{envs / vllm:.1f}", f"{hf / vllm:.2f}", f"{vllm / raw:.2f}"
         table.add_row(name, str(envs), *cells, f"{sync:.2f} s", f"{difference:.1e}")

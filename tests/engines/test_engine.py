@@ -39,6 +39,11 @@ class Watched(Engine):
             yield
         self.events.append("done")
 
+    def check(self, prompt: str, image: np.ndarray) -> None:
+        self.events.append("check")
+        assert prompt
+        assert image.size
+
     def sync(self, policy: nn.Module) -> None:
         self.events.append("sync")
         self.weights.append(torch.cat([weight.detach().flatten() for weight in policy.parameters()]))
@@ -64,11 +69,28 @@ def test_a_run_generates_through_its_engine_and_tells_it_of_new_weights(toy_chec
     trainer.train()
     trainer.close()
     rollout, evaluation = ["ready", *["sample"] * 4, "done"], ["ready", "greedy", "done"]
-    assert watched.events == ["sync", *([*rollout, "sync", *evaluation] * 2), "close"]
+    check = ["ready", "check", "done"]
+    assert watched.events == ["sync", *check, *([*rollout, "sync", *evaluation] * 2), "close"]
     start, first, second = watched.weights
     assert not torch.equal(start, first)
     assert not torch.equal(first, second)
     assert torch.equal(second, torch.cat([w.detach().flatten() for w in trainer.trained.policy.parameters()]))
+
+
+class Refusing(Watched):
+    def check(self, prompt: str, image: np.ndarray) -> None:
+        raise ValueError("other tokens")
+
+
+@pytest.mark.parametrize("begin", [GTRTrainer.train, GTRTrainer.evaluate])
+def test_an_engine_that_reads_otherwise_is_refused_before_anything_is_played(
+    begin: Any, toy_checkpoint: str, tmp_path: Path
+) -> None:
+    trainer = GTRTrainer(toy_checkpoint, quiet_config(tmp_path), ColourTask(length=1), ExpertCorrector())
+    trainer.engine = refusing = Refusing(trainer.engine)
+    with pytest.raises(ValueError, match="other tokens"):
+        begin(trainer)
+    assert not {"sample", "greedy"} & {*refusing.events}
 
 
 def test_another_engine_plays_without_a_word_to_the_trainer(toy_checkpoint: str, tmp_path: Path) -> None:
@@ -129,6 +151,16 @@ class Lost(Watched):
         super().sync(policy)
         if self.when == "sync" and self.events.count("sync") == 2:
             raise EngineLost("the server is gone")
+
+
+def test_an_engine_that_another_process_has_lost_ends_the_update_here_too(
+    toy_checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = GTRTrainer(toy_checkpoint, quiet_config(tmp_path), ColourTask(length=1), ExpertCorrector())
+    assert trainer._sync() is None
+    lost = EngineLost("the other process's")
+    monkeypatch.setattr(trainer.processes, "gather", lambda own: [own, lost])
+    assert trainer._sync() is lost
 
 
 @pytest.mark.parametrize("when", ["sync", "greedy", "nan"])

@@ -17,12 +17,14 @@ from toy import ColourTask, quiet_config
 from vlms import some_images, some_prompts
 
 from trl_gtr import ExpertCorrector, GTRTrainer
+from trl_gtr.engines.base import EngineLost, EngineRefused
 from trl_gtr.engines.choice import EngineMaker, check_engine
 from trl_gtr.engines.vllm import VLLMEngine
 from trl_gtr.engines.vllm_colocated import check_family
 from trl_gtr.engines.vllm_requests import Backend, Request, Sampled, Weights, check_sampled, collapse_image_tokens
 from trl_gtr.engines.vllm_serve import server_command
-from trl_gtr.engines.vllm_worker import WORKER_EXTENSION, Checksums, plain_config, renamed
+from trl_gtr.engines.vllm_worker import WORKER_EXTENSION, Checksums, norm_sums, plain_config, renamed
+from trl_gtr.guides.merged_teacher import MergedTeacher
 from trl_gtr.policy.scoring import VLMPolicy
 from trl_gtr.types import Prompt, Turn
 
@@ -186,8 +188,16 @@ def test_all_processes_name_their_versions_alike(engine: VLLMEngine, tmp_path: P
 
 def test_another_prompt_than_the_scored_one_is_refused(engine: VLLMEngine) -> None:
     engine.backend.image_tokens *= 2  # type: ignore[attr-defined]
-    with engine.ready(), pytest.raises(ValueError, match="expands this model's images in another way"):
-        engine.generate(some_prompts(1), some_images(1))
+    [prompt], [image] = some_prompts(1), some_images(1)
+    message = "expands this model's images in another way"
+    with engine.ready():
+        for ask in (lambda: engine.generate([prompt], [image]), lambda: engine.respond(prompt, image, 1)):
+            with pytest.raises(EngineLost, match=message):  # the run is saved
+                ask()
+        with pytest.raises(EngineRefused, match=message):
+            engine.check(prompt, image)
+    assert isinstance(engine.backend, FakeBackend)
+    assert engine.backend.requests[0].sampling["max_tokens"] == 1
     with pytest.raises(FloatingPointError, match="NaN"):
         check_sampled([[1]], [Sampled([1], [5], [float("nan")])])
 
@@ -206,9 +216,10 @@ def test_weights_that_did_not_arrive_are_noticed() -> None:
     sent = {"a.norm.weight": torch.ones(3), "b.norm.weight": torch.zeros(3), "c.weight": torch.ones(2, 2)}
     sums = Checksums()
     assert dict(sums.watch(sent.items())) == sent
-    sums.check({"x.norm.weight": torch.ones(3, dtype=torch.bfloat16), "y.weight": torch.zeros(2, 2)}.items())
-    with pytest.raises(RuntimeError, match=r"x\.norm\.weight"):
-        sums.check({"x.norm.weight": torch.full((3,), 2.0)}.items())
+    in_use = {"x.norm.weight": torch.ones(3, dtype=torch.bfloat16), "y.weight": torch.zeros(2, 2)}
+    assert sums.unknown(norm_sums(in_use.items())) == []
+    in_use["x.norm.weight"] = torch.full((3,), 2.0)
+    assert sums.unknown(norm_sums(in_use.items())) == ["x.norm.weight"]
 
 
 def test_configs_are_compared_by_what_weights_depend_on(tiny_vlm: Any) -> None:
@@ -227,6 +238,10 @@ def test_configs_are_compared_by_what_weights_depend_on(tiny_vlm: Any) -> None:
         ({"vllm_mode": "server", "vllm_sync": "gloo", "vllm_sync_dir": "/x"}, "leave one of them out"),
         ({"asynchronous": True, "ray_envs_per_actor": 2}, "leave `ray_envs_per_actor` at 1"),
         ({"temperature": 2.5}, "no `temperature` above 2"),
+        ({"vllm_mode": "server", "vllm_tensor_parallel_size": 2}, "its own option .--tensor-parallel-size"),
+        ({"vllm_mode": "server", "vllm_enable_sleep_mode": True}, "`vllm_enable_sleep_mode` is for a colocated"),
+        ({"vllm_mode": "server", "vllm_gpu_memory_utilization": 0.5}, "its own option .--gpu-memory-utilization"),
+        ({"vllm_mode": "server", "vllm_max_model_length": 512}, "its own option .--max-model-len"),
     ],
 )
 def test_settings_that_cannot_work_here_are_refused(
@@ -235,6 +250,13 @@ def test_settings_that_cannot_work_here_are_refused(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     with pytest.raises(ValueError, match=message):
         check_engine(quiet_config(tmp_path, engine="vllm", **settings))
+
+
+def test_a_teachers_temperature_has_the_same_bound(tmp_path: Path) -> None:
+    hot = MergedTeacher("sft", temperature=2.5)
+    hot.check_settings(quiet_config(tmp_path))
+    with pytest.raises(ValueError, match=r"no `temperature` above 2, got 2\.5"):
+        hot.check_settings(quiet_config(tmp_path, engine="vllm"))
 
 
 def test_processes_do_not_give_up_before_a_lost_server_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,11 +282,10 @@ def test_a_missing_server_is_told_before_anything_is_loaded(tmp_path: Path, monk
             GTRTrainer("no-such-model", quiet_config(tmp_path, vllm_base_url=url, **settings), ColourTask())
 
 
-def test_a_family_that_vllm_does_not_know_is_refused(model_and_processor: Any) -> None:
-    model, _ = model_and_processor
-    check_family(model, ["LlavaForConditionalGeneration"])
+def test_a_family_that_vllm_does_not_know_is_refused() -> None:
+    check_family("LlavaForConditionalGeneration", ["LlavaForConditionalGeneration"])
     with pytest.raises(ValueError, match="no LlavaForConditionalGeneration"):
-        check_family(model, ["Qwen2VLForConditionalGeneration"])
+        check_family("LlavaForConditionalGeneration", ["Qwen2VLForConditionalGeneration"])
 
 
 def test_the_servers_command_ends_with_the_users_options() -> None:

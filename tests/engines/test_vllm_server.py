@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,11 +21,11 @@ from vllm_cases import FakeVLLM, Receiver
 from vlms import some_images, some_prompts
 
 from trl_gtr.engines import vllm_connection, vllm_server, vllm_weight_files
-from trl_gtr.engines.base import EngineLost
+from trl_gtr.engines.base import EngineLost, EngineRefused
 from trl_gtr.engines.vllm import VLLMEngine
 from trl_gtr.engines.vllm_connection import Connection, Refused, ServerLost
 from trl_gtr.engines.vllm_server import VLLMServer
-from trl_gtr.engines.vllm_transfer import FileTransfer, StreamTransfer, WeightTransfer
+from trl_gtr.engines.vllm_transfer import FileTransfer, NotShared, StreamTransfer, WeightTransfer
 from trl_gtr.engines.vllm_weight_files import ScratchFolder, write_weights
 from trl_gtr.policy.scoring import VLMPolicy
 
@@ -132,6 +132,14 @@ def test_what_a_lost_server_left_undone_is_repeated(engine: VLLMEngine, server: 
             engine.generate(PROMPTS, IMAGES)
 
 
+def test_a_prompt_that_the_server_refuses_is_not_asked_again(engine: VLLMEngine, server: FakeVLLM) -> None:
+    with engine.ready():
+        server.fail = failing(1000, "generate", 400)
+        with pytest.raises(EngineLost, match=r"HTTP 400.*--max-model-len"):
+            engine.generate(PROMPTS[:1], IMAGES[:1])
+        assert server.count("generate") == 1
+
+
 def test_responses_from_weights_that_changed_meanwhile_are_dropped(engine: VLLMEngine, server: FakeVLLM) -> None:
     with engine.ready():
         real, others = server.answer, [2]
@@ -153,6 +161,41 @@ def test_another_model_is_refused(policy: Any, server: FakeVLLM) -> None:
     server.worker.config |= {"text_config.hidden_size": 64}
     with pytest.raises(ValueError, match=r"another model than the run's \(text_config.hidden_size: 64, not 32\)"):
         VLLMServer(Connection(server.url, 60), model, FileTransfer())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("text_config.rms_norm_eps", 0.1), ("text_config.rope.rope_theta", 1.0), ("projector", "?")]
+)
+def test_what_weights_do_not_show_is_compared_where_both_tell(
+    name: str, value: Any, policy: Any, server: FakeVLLM
+) -> None:
+    model, _ = policy
+    differs = name in server.worker.config  # else it is something that the learner's release doesn't know
+    server.worker.config |= {name: value}
+    if differs:
+        with pytest.raises(ValueError, match=f"another model than the run's .*{name}: {value}"):
+            VLLMServer(Connection(server.url, 60), model, FileTransfer())
+        del server.worker.config[name]  # the server's release doesn't tell
+    VLLMServer(Connection(server.url, 60), model, FileTransfer()).close()
+    assert differs == name.startswith("text_config")
+
+
+def test_other_weights_than_were_sent_are_refused(engine: VLLMEngine, server: FakeVLLM) -> None:
+    sums = server.worker.gtr_sums
+
+    def others() -> dict[str, list[str]]:
+        return sums() | {"model.language_model.norm.weight": ["float32", "0" * 64]}
+
+    server.worker.gtr_sums = others  # type: ignore[method-assign]
+    with pytest.raises(
+        EngineRefused, match=r"another model than the run's \(model.language_model.norm.weight has other"
+    ):
+        engine.sync(engine.model)
+    server.worker.gtr_sums = sums  # type: ignore[method-assign]
+    engine.sync(engine.model)
+    asked = server.count("gtr_sums")
+    engine.sync(engine.model)
+    assert server.count("gtr_sums") == asked == 2  # later its workers check what arrives
 
 
 def test_a_server_without_the_extension_is_refused(policy: Any, server: FakeVLLM) -> None:
@@ -312,7 +355,9 @@ def test_all_processes_learn_why_process_0_could_not_send(
     monkeypatch.setattr(engine.backend.transfer, "offer", refuse)  # type: ignore[attr-defined]
     with pytest.raises(type(fault), match=str(fault)):
         engine.sync(engine.model)
-    assert told == [fault if rank == 0 else None]
+    [own] = told
+    assert isinstance(own, type(fault)) if rank == 0 else own is None
+    assert own is None or str(own) == str(fault)
 
 
 def test_requests_do_not_wait_for_a_hanging_server_one_after_another(engine: VLLMEngine, server: FakeVLLM) -> None:
@@ -334,17 +379,59 @@ def test_requests_do_not_wait_for_a_hanging_server_one_after_another(engine: VLL
         hang.set()
 
 
+def test_a_signal_ends_the_wait_for_a_hanging_server(engine: VLLMEngine, server: FakeVLLM) -> None:
+    hang, stopped = threading.Event(), threading.Event()
+
+    def answer(path: str, body: dict[str, Any]) -> Any:
+        stopped.set()  # the signal comes while it waits
+        hang.wait(60)
+
+    with engine.ready():
+        server.answer = answer  # type: ignore[method-assign]
+        engine.backend.connection.stopped = stopped.is_set  # type: ignore[attr-defined]
+        began = time.monotonic()
+        with pytest.raises(EngineLost, match="The run was stopped while it waited"):
+            engine.generate(PROMPTS, IMAGES)
+        assert time.monotonic() - began < 30
+        hang.set()
+
+
 def test_requests_that_found_no_place_are_not_begun_after_a_failure(
     policy: Any, server: FakeVLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that hangs would let each round of them wait."""
     monkeypatch.setattr(vllm_server, "_MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(vllm_server, "_ATTEMPTS", 1)
     engine = engine_with(FileTransfer(str(tmp_path)), policy, server)
+    cancelled = threading.Event()
+    asked = itertools.count()
+    cancel = Future.cancel
+
+    def fail(path: str, body: dict[str, Any]) -> int | None:
+        if "generate" in path and next(asked):  # all but the first wait until those without a place are cancelled
+            cancelled.wait(10)
+            cancelled.set()
+        return 500 if "generate" in path else None
+
+    def cancel_the_last(future: Future[Any]) -> bool:
+        done = cancel(future)
+        if future is last[-1]:
+            cancelled.set()
+        return done
+
+    last: list[Future[Any]] = []
+    submit = engine.backend._pool.submit  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        engine.backend._pool,  # type: ignore[attr-defined]
+        "submit",
+        lambda *each: last.append(submit(*each)) or last[-1],
+    )
+    monkeypatch.setattr(Future, "cancel", cancel_the_last)
     with engine.ready():
-        server.fail = failing(1000, "generate")
-        with pytest.raises(EngineLost, match="3 times in a row"):
+        server.fail = fail
+        with pytest.raises(EngineLost, match="1 times in a row"):
             engine.generate(some_prompts(24), some_images(24))
-        assert 3 <= server.count("generate") < 3 * 12
+        assert server.count("generate") <= 3  # two places, and the one that the first left
     engine.close()
 
 
@@ -355,6 +442,30 @@ def test_a_page_of_something_in_between_is_no_answer(page: bytes, monkeypatch: p
     connection.wait()  # whatever its words, it is up
     with pytest.raises(ServerLost, match="it answered"):
         connection.call("gtr_state")
+
+
+@pytest.mark.parametrize("wrong", [None, {"results": []}, {"results": [None]}, {"results": None}, ["x"]])
+@pytest.mark.parametrize("asked", ["gtr_claim", "gtr_use", "gtr_state", "gtr_sums", "reset_prefix_cache"])
+def test_what_something_in_between_answers_is_asked_for_again(
+    asked: str, wrong: Any, engine: VLLMEngine, server: FakeVLLM
+) -> None:
+    real, once = server.answer, [wrong]
+
+    def answer(path: str, body: dict[str, Any]) -> Any:
+        told = (asked in path or asked == body.get("method")) and once
+        return once.pop() if told else real(path, body)
+
+    server.answer = answer  # type: ignore[method-assign]
+    with engine.ready():
+        assert len(engine.generate(PROMPTS[:1], IMAGES[:1])) == 1
+    assert not once
+
+
+@pytest.mark.parametrize("wrong", [None, {"results": []}, {"results": [None]}])
+def test_what_is_no_config_is_told(wrong: Any, policy: Any, server: FakeVLLM) -> None:
+    server.answer = lambda path, body: wrong  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="can't take new weights"):
+        VLLMServer(Connection(server.url, 60), policy[0], FileTransfer())
 
 
 def test_what_is_no_response_is_asked_for_again(engine: VLLMEngine, server: FakeVLLM) -> None:
@@ -413,15 +524,25 @@ def test_weights_that_can_no_longer_be_brought_end_a_run_that_has_learned(
     part: str, engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> None:
-        raise ValueError("no room in /dev/shm")
+        raise NotShared("no room in /dev/shm")
 
     with monkeypatch.context() as at_start:
         at_start.setattr(engine.backend.transfer, part, refuse)  # type: ignore[attr-defined]
-        with pytest.raises(ValueError, match="no room"):
+        with pytest.raises(EngineRefused, match="no room"):
             engine.sync(engine.model)
     engine.sync(engine.model)
     monkeypatch.setattr(engine.backend.transfer, part, refuse)  # type: ignore[attr-defined]
     with pytest.raises(EngineLost, match="no room"):
+        engine.sync(engine.model)
+
+
+def test_a_mistake_of_ours_is_not_taken_for_a_lost_server(engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def mistaken(*_: Any) -> None:
+        raise ValueError("too many values to unpack")
+
+    engine.sync(engine.model)
+    monkeypatch.setattr(engine.backend.transfer, "send", mistaken)  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="too many values"):
         engine.sync(engine.model)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -33,6 +34,7 @@ CLIP = 24 * (4 * 1024 * 1024 + 2 * 1024 * 4096)
 ADAPTER = 393_871_360
 HEAD = 4096 * 1024 + 1024 + 1024 * 512 + 512 + 512 + 1
 RESPONSE = 256
+CARD = {"available": 80 * GIB, "on_cpu": False}
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +96,34 @@ def test_flops(llava):
     assert traced.recomputed_flops == pytest.approx(language + vision, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("settings", "acting", "learning", "words"),
+    [
+        ({}, 0.3 * 80 * GIB, 0.3 * 80 * GIB, "30% of the card"),
+        ({"vllm_gpu_memory_utilization": 0.5}, 0.5 * 80 * GIB, 0.5 * 80 * GIB, "50% of the card"),
+        ({"vllm_enable_sleep_mode": True}, 0.3 * 80 * GIB, 0, "30% of the card"),
+        ({"vllm_mode": "server"}, 0, 0, "where the server runs"),
+    ],
+)
+def test_vllm_takes_its_share_of_the_card(llava, settings, acting, learning, words):
+    """In place of the KV cache of transformers."""
+
+    def planned_with(**engine):
+        args = replace(llava.args, bf16=True, **engine)
+        return memory(llava.skeleton, Work(args, clones=True), llava.seen, llava.passes, Sharding(), **CARD)
+
+    ours, theirs = planned_with(engine="vllm", **settings), planned_with()
+    cache = values(theirs.acting)["KV cache"]
+    assert ours.peak_acting - theirs.peak_acting == pytest.approx(acting - cache)
+    assert ours.peak_learning - theirs.peak_learning == pytest.approx(learning)
+    said = [each.how for each in (*ours.lasting, *ours.acting) if each.name.startswith("vLLM")]
+    assert len(said) == 1
+    assert words in said[0]
+
+
 def test_memory_without_deepspeed(llava):
     work = Work(llava.args, clones=True)
-    found = memory(llava.skeleton, work, llava.seen, llava.passes, Sharding(), on_cpu=False)
+    found = memory(llava.skeleton, work, llava.seen, llava.passes, Sharding(), **CARD)
     parts = values([*found.lasting, *found.acting, *found.learning])
     base = values(model_section(llava.skeleton))["parameters"]
     assert parts["weights"] == 2 * base
@@ -120,7 +147,7 @@ def test_memory_without_deepspeed(llava):
 def test_deepspeed_divides(llava, stage, weights, gradients):
     sharding = Sharding.read(EXAMPLES / f"accelerate_configs/zero{stage}.yaml")
     assert (sharding.stage, sharding.processes) == (stage, 2)
-    found = memory(llava.skeleton, Work(llava.args, True), llava.seen, llava.passes, sharding, on_cpu=False)
+    found = memory(llava.skeleton, Work(llava.args, True), llava.seen, llava.passes, sharding, **CARD)
     parts, trained = values([*found.lasting, *found.acting, *found.learning]), ADAPTER + HEAD
     base = values(model_section(llava.skeleton))["parameters"]
     assert parts["weights"] == 2 * base / weights
@@ -134,7 +161,7 @@ def test_a_merged_teacher_has_its_own_copy_of_the_adapted_layers(llava):
     vision = 24 * (4 * 1024 * 1024 + 2 * 1024 * 4096) + 1024 * 4096 + 4096 * 4096
     for teacher, generated, scored in (("sft", 2048, 1024 + 16), ("kl", 1024, 2048 + 16)):
         work = Work(llava.args, clones=teacher == "sft", teacher=teacher)
-        found = memory(llava.skeleton, work, llava.seen, llava.passes, Sharding(), on_cpu=False)
+        found = memory(llava.skeleton, work, llava.seen, llava.passes, Sharding(), **CARD)
         assert values(found.lasting)["merged teacher"] == 2 * (language + vision)
         assert (work.generated_samples, work.scored_samples) == (generated, scored)
 
@@ -180,7 +207,7 @@ def test_between_two_traced_lengths():
 
 def test_the_table_fits_into_a_terminal(llava):
     work = Work(llava.args, clones=True)
-    found = memory(llava.skeleton, work, llava.seen, llava.passes, Sharding(), on_cpu=False)
+    found = memory(llava.skeleton, work, llava.seen, llava.passes, Sharding(), **CARD)
     sections = {"model": model_section(llava.skeleton), "memory": memory_section(found, 16 * GIB, "of a small card")}
     console = Console(width=80, file=io.StringIO())
     print_plan(Plan("a plan", sections), console)

@@ -4,10 +4,11 @@ import logging
 from types import SimpleNamespace
 
 import pytest
+from function_engine import FunctionEngine
 from rollout_cases import rollout
 
 from trl_gtr.engines.base import EngineLost
-from trl_gtr.rollouts.all_ranks import collect_on_all_ranks
+from trl_gtr.rollouts.all_ranks import check_on_all_ranks, collect_on_all_ranks
 
 
 def processes(*others):
@@ -38,6 +39,17 @@ def test_a_process_that_cannot_act_reports_it(fault):
     assert stopped.received == (15,)
     # An engine that is lost while the run is being stopped is no news: nobody waits for it any more.
     assert stopped.faults == (None if isinstance(fault, EngineLost) else fault,)
+
+
+def test_all_processes_learn_that_one_may_not_start():
+    engine = FunctionEngine(lambda prompts, images: [])
+    collector = SimpleNamespace(first_observation=("what is this?", None))
+    told = []
+    check_on_all_ranks(engine, collector, SimpleNamespace(raise_first=told.append))
+    refused = ValueError("other tokens")
+    engine.check = lambda prompt, image: (_ for _ in ()).throw(refused)
+    check_on_all_ranks(engine, collector, SimpleNamespace(raise_first=told.append))
+    assert told == [None, refused]
 
 
 def test_late_processes_are_named_and_all_times_kept(caplog):

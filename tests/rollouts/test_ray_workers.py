@@ -292,6 +292,31 @@ def test_another_cluster_is_not_taken_for_the_one_asked_for(cluster: Any) -> Non
         connect(f"127.0.0.1:{other.getsockname()[1]}")
 
 
+def test_all_addresses_of_this_machine_are_the_same(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after "auto", where only Ray's own address is known."""
+    monkeypatch.setattr("trl_gtr.rollouts.ray_workers._joined", None)
+    port = cluster.address.rpartition(":")[2]
+    connect(f"localhost:{port}")
+    connect(f"{socket.gethostname()}:{port}")
+    monkeypatch.setattr("trl_gtr.rollouts.ray_workers.check_address", lambda address: None)
+    with pytest.raises(ValueError, match="connected to Ray at"):
+        connect(f"192.0.2.1:{port}")  # of nobody
+
+
+def test_a_stop_that_fails_costs_no_neighbour(pairs: RayWorkers, caplog: pytest.LogCaptureFixture) -> None:
+    envs = WorkerVectorEnv(make, 2, start_worker=pairs)
+    try:
+        envs.reset(seed=0)
+        worker: Any = envs.workers[0]
+        worker._closing = worker.host.actor.stop.remote(worker.place, "no number")  # raises in the actor
+        worker.stop()
+        assert "could not be stopped" in caplog.text
+        envs.workers[1].send("step_on", "go")
+        assert envs.workers[1].answer(60.0)[1] > 0
+    finally:
+        envs.close()
+
+
 def test_a_neighbour_that_is_slow_to_end_costs_nothing(pairs: RayWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trl_gtr.rollouts.ray_workers._REACH", 0.0)
     envs = WorkerVectorEnv(make, 2, start_worker=pairs)

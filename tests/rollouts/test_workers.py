@@ -26,7 +26,7 @@ from trl_gtr.distributed.means import Means
 from trl_gtr.evaluation.evaluate import evaluate_agent
 from trl_gtr.rollouts.process_workers import ProcessWorker
 from trl_gtr.rollouts.vector_envs import unpack_infos
-from trl_gtr.rollouts.worker_base import WorkerLost
+from trl_gtr.rollouts.worker_base import WorkerLost, WorkerRefused
 from trl_gtr.rollouts.workers import WorkerVectorEnv
 from trl_gtr.runs.rollout_metrics import count_rollout
 from trl_gtr.storage.plain_data import decode, encode
@@ -139,6 +139,60 @@ def test_groups_begin_whatever_happens_to_workers_between_episodes() -> None:
         assert len([each for each in said if "is replaced" in str(each.message)]) == 3
         assert [observation.tolist() for observation, _ in found.values()] == expected
         assert envs.lost_episodes == 0
+    finally:
+        envs.close()
+
+
+def test_lost_workers_are_all_started_before_one_is_waited_for() -> None:
+    """A lost node may take dozens with it."""
+    events: list[str] = []
+
+    class Recorded(ProcessWorker):
+        def __init__(self, make_env: bytes) -> None:
+            events.append("start")
+            super().__init__(make_env)
+
+        def answer(self, timeout: float | None) -> Any:
+            events.append("answer")
+            return super().answer(timeout)
+
+    envs = WorkerVectorEnv(make, 3, recycle_after=None, start_worker=Recorded)
+    try:
+        envs.reset(seed=0)
+        for step in (lambda: envs.step(["go"] * 3), lambda: envs.step_some(dict.fromkeys(range(3), "go"))):
+            for worker in envs.workers:
+                worker.kill()
+            events.clear()
+            with pytest.warns(UserWarning, match="its episode is lost"):
+                step()
+            assert events == ["answer"] * 3 + ["start"] * 3 + ["answer"] * 6
+            envs.step(["go"] * 3)
+    finally:
+        envs.close()
+
+
+@pytest.mark.filterwarnings("ignore:The worker of environment 0 is replaced")
+@pytest.mark.parametrize("recycled", [True, False])
+def test_a_node_that_cannot_run_environments_is_told(recycled: bool) -> None:
+    """Whether the worker there was to replace a lost one, or one that is due to be recycled."""
+    started = itertools.count()
+
+    class Refused(ProcessWorker):
+        def answer(self, timeout: float | None) -> Any:
+            raise WorkerRefused("install trl-gtr on every node")
+
+    def start(make_env: bytes) -> ProcessWorker:
+        return (ProcessWorker, Refused)[next(started)](make_env)
+
+    envs = WorkerVectorEnv(make, 1, recycle_after=1, start_worker=start)
+    try:
+        envs.reset(seed=0)
+        if recycled:
+            envs.workers[0].episodes = 1
+        else:
+            envs.workers[0].kill()
+        with pytest.raises(WorkerRefused, match="install trl-gtr on every node"):
+            envs.reset_some({0: 5})
     finally:
         envs.close()
 

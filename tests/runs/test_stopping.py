@@ -53,11 +53,12 @@ def test_nothing_happens_without_a_signal(make_stopper):
     assert done == []
 
 
-def test_a_signal_is_what_ends_a_run_that_an_error_would_end_too(make_stopper):
+def test_a_signal_is_what_ends_a_run_that_an_error_would_end_too(make_stopper, caplog):
     stopper, done = make_stopper(received=15)
     with pytest.raises(SystemExit) as left:
         stopper.end_run(2, ConnectionError("nobody waits for the server any more"))
     assert left.value.code == 128 + 15
+    assert "nobody waits for the server any more" in caplog.text
     assert done == [("save", stopper.collector.state), "end"]
 
 

@@ -16,7 +16,9 @@ from toy import ColourTask, build_toy_model, quiet_config
 
 from trl_gtr.config import GTRConfig
 from trl_gtr.correctors import ExpertCorrector
+from trl_gtr.engines.base import EngineLost, EngineRefused
 from trl_gtr.evaluation.reports import read_evaluations
+from trl_gtr.learning.mismatch import SamplerMismatch
 from trl_gtr.scripts import train as script
 from trl_gtr.scripts.settings import read_yaml
 from trl_gtr.trainer import GTRTrainer
@@ -130,6 +132,48 @@ def test_a_restarted_run_without_a_checkpoint_is_evaluated_first(make_trainer: A
     """As a scheduler restarts it: `resume_from_checkpoint` with `overwrite`."""
     trainer = make_trainer(resume_from_checkpoint="true", overwrite=True)
     assert "colours, start" in script.train_and_report(trainer, {"colours": ColourTask()}, report=False)
+
+
+@pytest.mark.parametrize(
+    ("part", "error", "code"),
+    [
+        ("evaluate", EngineLost("the server is gone"), 1),
+        ("evaluate", EngineRefused("other tokens"), 2),
+        ("train", EngineLost("the server is gone"), 1),
+        ("train", SamplerMismatch("old weights"), 1),
+    ],
+)
+def test_an_engine_that_cannot_go_on_ends_the_run_with_one_line(
+    part: str,
+    error: Exception,
+    code: int,
+    make_trainer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    trainer = make_trainer()
+    monkeypatch.setattr(trainer, part, fail)
+    with pytest.raises(SystemExit) as stopped:
+        script.train_and_report(trainer, {"colours": ColourTask()}, report=False)
+    assert stopped.value.code == code
+    assert capsys.readouterr().err.endswith(f"error: {error}\n")
+
+
+def test_an_engine_that_is_lost_while_a_signal_ends_the_run_is_no_news(
+    make_trainer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        raise EngineLost("nobody waits for it any more")
+
+    trainer = make_trainer()
+    monkeypatch.setattr(trainer, "evaluate", fail)
+    with pytest.raises(SystemExit) as stopped:
+        script.train_and_report(trainer, {"colours": ColourTask()}, report=False)
+    assert stopped.value.code == 128 + signal.SIGTERM
 
 
 def test_a_hopeless_run_ends_with_one_line(

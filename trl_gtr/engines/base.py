@@ -17,6 +17,10 @@ class EngineLost(ConnectionError):
     """The engine doesn't generate any more, such as a server that is gone for good. The run is saved and ends."""
 
 
+class EngineRefused(ValueError):
+    """The engine can't be used with these settings, which shows only when it is used for the first time."""
+
+
 UNABLE = (FloatingPointError, EngineLost)
 """Why an engine can't generate: non-finite logits, or it is gone. Of several processes, no other may wait for it."""
 
@@ -62,6 +66,12 @@ class Engine(Contract):
         All processes of a run enter and leave it together.
         """
         yield
+
+    def check(self, prompt: str, image: np.ndarray) -> None:
+        """Raise `EngineRefused` with a fix if this engine reads an observation in another way than it is scored.
+
+        Optional, and called once within `ready()`, with a real observation, before the first rollout or evaluation.
+        """
 
     def sync(self, policy: nn.Module) -> None:
         """Use these weights from now on. Called by all processes when training begins and after each update.

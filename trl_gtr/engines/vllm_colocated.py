@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ from PIL import Image
 from ..config import GTRConfig
 from ..distributed.random_states import same_random_states
 from ..policy.loading import unwrap_adapter
+from .base import EngineLost
 from .vllm_batch import ContinuousBatch
 from .vllm_requests import Backend, Request, Sampled, Weights
 from .vllm_weight_files import ScratchFolder, write_weights
@@ -25,6 +27,8 @@ _ON_CPU = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the learner's threads are in the same process
     "TORCHDYNAMO_DISABLE": "1",  # compiling takes longer than it saves
 }
+_WEIGHTS, _CACHE = "weights", "kv_cache"
+"""What vLLM puts to sleep, by its own names."""
 
 
 class ColocatedVLLM(Backend):
@@ -41,14 +45,17 @@ class ColocatedVLLM(Backend):
         self._prepare_environment()
         import vllm
 
-        check_family(unwrap_adapter(model), vllm.ModelRegistry.get_supported_archs())
+        base = unwrap_adapter(model)
+        check_family(type(base).__name__, vllm.ModelRegistry.get_supported_archs())
         self._sampling_params = vllm.SamplingParams
         self._sleeps, self._shards = args.vllm_enable_sleep_mode, args.vllm_tensor_parallel_size
+        self._asleep: set[str] = set()
         self._owns_group = not dist.is_initialized()
         set_num_threads, on_cpu = torch.set_num_threads, not torch.cuda.is_available()
         with tempfile.TemporaryDirectory() as folder, same_random_states():
-            base = unwrap_adapter(model)
-            base.config.save_pretrained(folder)
+            config = copy.deepcopy(base.config)
+            config.architectures = [type(base).__name__]  # which a model that was built in code lacks
+            config.save_pretrained(folder)
             processor.save_pretrained(folder)
             self.llm: Any = vllm.LLM(
                 model=folder,
@@ -87,33 +94,37 @@ class ColocatedVLLM(Backend):
         return {"distributed_executor_backend": "external_launcher"} if several else {}
 
     def load(self, weights: Weights, version: str) -> None:
-        if self._sleeps:
-            self.llm.wake_up(tags=["weights"])
+        self._wake(_WEIGHTS)
         if self._shards == 1:
             self.llm.collective_rpc("gtr_load", args=(weights(),))
         else:  # its workers are processes of their own
             with closing(ScratchFolder()) as folder:
                 path = write_weights(weights(), folder.path / "weights.safetensors")
                 self.llm.collective_rpc("gtr_load_file", args=(str(path),))
+        self._empty_caches()
+        self.llm.collective_rpc("gtr_use", args=(version,))
+
+    def _empty_caches(self) -> None:
         if not self.llm.reset_prefix_cache():
-            raise RuntimeError("vLLM's prefix cache, from the old weights, could not be emptied.")
+            raise EngineLost("vLLM's prefix cache could not be emptied: requests are still under way.")
         self.llm.llm_engine.reset_mm_cache()
         self.llm.llm_engine.reset_encoder_cache()
-        self.llm.collective_rpc("gtr_use", args=(version,))
 
     def sample(self, requests: Sequence[Request], version: str) -> list[Sampled]:
         self._check_version(version)
-        answers = self.llm.generate(*self.arguments(requests), use_tqdm=False)
+        with _refusals_end_the_run():
+            answers = self.llm.generate(*self.arguments(requests), use_tqdm=False)
         return [_read(answer) for answer in answers]
 
     def _check_version(self, version: str) -> None:
         states = self.llm.collective_rpc("gtr_state")
         if any(state["version"] != version for state in states):
-            raise RuntimeError(f"vLLM has other weights ({states}) than the learner's latest ({version}).")
+            raise EngineLost(f"vLLM has other weights ({states}) than the learner's latest ({version}).")
 
     def sample_one(self, request: Request, version: str) -> Sampled:
         [prompt], [parameters] = self.arguments([request])
-        return _read(self._batch.generate(prompt, parameters, lambda: self._check_version(version)))
+        with _refusals_end_the_run():
+            return _read(self._batch.generate(prompt, parameters, lambda: self._check_version(version)))
 
     def arguments(self, requests: Sequence[Request]) -> tuple[list[Any], list[Any]]:
         """Prompts and sampling parameters for vLLM's own `generate`."""
@@ -128,14 +139,23 @@ class ColocatedVLLM(Backend):
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        if not self._sleeps:
-            yield
-            return
-        self.llm.wake_up()
+        self._wake(_WEIGHTS, _CACHE)
+        # What an evaluation has cached changes log-probs in their last digits, and a resumed run lacks it.
+        self._empty_caches()
         try:
             yield
         finally:
-            self.llm.sleep(level=1)  # level 2 would drop the weights too, but an evaluation may follow without a sync
+            if self._sleeps:
+                # level 2 would drop the weights too, but an evaluation may follow without a sync
+                self.llm.sleep(level=1)
+                self._asleep = {_WEIGHTS, _CACHE}
+
+    def _wake(self, *parts: str) -> None:
+        """Wake what is asleep. vLLM would map the memory of what is awake a second time, and fail."""
+        for part in parts:
+            if part in self._asleep:
+                self.llm.wake_up(tags=[part])
+                self._asleep.remove(part)
 
     def close(self) -> None:
         if self.llm is None:
@@ -150,18 +170,26 @@ class ColocatedVLLM(Backend):
             parallel_state.destroy_distributed_environment()
 
 
+@contextmanager
+def _refusals_end_the_run() -> Iterator[None]:
+    """vLLM refuses a request that it can't answer, such as a prompt longer than the model allows."""
+    try:
+        yield
+    except ValueError as error:
+        raise EngineLost(f"vLLM refuses a request: {error}") from error
+
+
 def _read(answer: Any) -> Sampled:
     [output] = answer.outputs
     if output.finish_reason not in ("stop", "length"):
-        raise RuntimeError(f"vLLM ended a response with {output.finish_reason!r}.")
+        raise EngineLost(f"vLLM ended a response with {output.finish_reason!r}.")
     ids = list(output.token_ids)
     logprobs = [each[token].logprob for token, each in zip(ids, output.logprobs, strict=True)]
     return Sampled(list(answer.prompt_token_ids), ids, logprobs)
 
 
-def check_family(model: Any, supported: Iterable[str]) -> None:
-    """Raise a `ValueError` with a fix if vLLM has no implementation of this model."""
-    name = type(model).__name__
+def check_family(name: str, supported: Iterable[str]) -> None:
+    """Raise a `ValueError` with a fix if vLLM has no implementation of this model class."""
     if name not in set(supported):
         raise ValueError(
             f"The installed vLLM has no {name}. Use engine='transformers', or a vLLM release that supports this model."

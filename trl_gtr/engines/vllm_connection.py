@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable
-from http.client import HTTPException
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from multiprocessing.connection import wait
 from typing import Any
+from urllib.parse import urlsplit
 
 from .base import EngineLost
 
@@ -17,8 +18,10 @@ logger = logging.getLogger(__name__)
 
 START_COMMAND = "python -m trl_gtr.engines.vllm_serve --model <the run's model>"
 POLL = 0.5
-"""Seconds between polls of a server that is down."""
-_WITHOUT_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Seconds between polls of a server that is down, and between looks at whether the run is to end."""
+_REACH = 10.0
+"""Seconds to connect, and to hear whether the server is up."""
+_JSON = {"Content-Type": "application/json"}
 
 
 class ServerLost(ConnectionError):
@@ -26,7 +29,16 @@ class ServerLost(ConnectionError):
 
 
 class Refused(ValueError):
-    """The server doesn't know this request, or doesn't take it."""
+    """The server doesn't know this request, or doesn't take it.
+
+    Args:
+        message: Its words.
+        status: The HTTP status.
+    """
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Connection:
@@ -43,25 +55,47 @@ class Connection:
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """The answer to a request. Raises `ServerLost` if there is none, `Refused` if the server refuses."""
-        data = json.dumps(body or {}).encode()
-        request = urllib.request.Request(f"{self.base_url}{path}", data, {"Content-Type": "application/json"})
-        text = self._read(request, self.timeout)
+        text = self._read(path, self.timeout, json.dumps(body or {}).encode())
         try:
             return json.loads(text) if text.strip() else None
         except ValueError as error:  # a page of something between us and the server
             raise ServerLost(f"it answered {text[:100]!r}, which is no JSON") from error
 
-    def _read(self, request: Any, timeout: float) -> bytes:
+    def _read(self, path: str, timeout: float, body: bytes | None = None) -> bytes:
+        """The content at a path; with a body, the answer to it."""
         try:
-            with _WITHOUT_PROXY.open(request, timeout=timeout) as answer:
-                return bytes(answer.read())
-        except urllib.error.HTTPError as error:
-            words = _body(error)
-            if error.code >= 500:
-                raise ServerLost(f"HTTP {error.code}: {words}") from error
-            raise Refused(f"The vLLM server at {self.base_url} answered HTTP {error.code}: {words}") from error
+            with closing(self._open(timeout)) as link:
+                link.request("GET" if body is None else "POST", urlsplit(self.base_url).path + path, body, _JSON)
+                self._wait_for_answer(link.sock, timeout)
+                answer = link.getresponse()
+                status, text = answer.status, answer.read()
+        except EngineLost:
+            raise
         except (OSError, HTTPException) as error:
             raise ServerLost(str(error) or type(error).__name__) from error
+        if status < 300:
+            return text
+        words = text.decode(errors="replace")[:500]
+        if status >= 500:
+            raise ServerLost(f"HTTP {status}: {words}")
+        raise Refused(f"The vLLM server at {self.base_url} answered HTTP {status}: {words}", status)
+
+    def _open(self, timeout: float) -> HTTPConnection:
+        """Not through a proxy: what is sent is large, and private."""
+        parts = urlsplit(self.base_url)
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        link = kind(parts.hostname or "", parts.port, timeout=min(_REACH, timeout))
+        link.connect()
+        link.sock.settimeout(timeout)
+        return link
+
+    def _wait_for_answer(self, link: Any, timeout: float) -> None:
+        """In slices, so that a signal ends the wait for a server that hangs."""
+        end = time.monotonic() + timeout
+        while not wait([link], max(0.0, min(POLL, end - time.monotonic()))):
+            if time.monotonic() >= end:
+                raise ServerLost(f"no answer within {timeout:g} s")
+            self._check_stopped()
 
     def wait(self, restarting: bool = False) -> None:
         """Wait until the server is up; raise after `timeout` seconds.
@@ -73,7 +107,7 @@ class Connection:
         down = (ServerLost, Refused) if restarting else ServerLost
         while True:
             try:
-                self._read(f"{self.base_url}/health", min(10.0, self.timeout))
+                self._read("/health", min(_REACH, self.timeout))
                 return
             except down as error:
                 if time.monotonic() > end:
@@ -94,25 +128,32 @@ class Connection:
 
     def pause(self) -> None:
         """Wait a moment before the server is asked again, unless the run is to end."""
-        if self.stopped():
-            raise EngineLost(f"The run was stopped while it waited for the vLLM server at {self.base_url}.")
+        self._check_stopped()
         time.sleep(POLL)
 
-    def call(self, method: str, *args: str | bool) -> Any:
-        """Call a method on all of the server's workers and return the first one's result."""
-        return self.call_all(method, *args)[0]
+    def _check_stopped(self) -> None:
+        if self.stopped():
+            raise EngineLost(f"The run was stopped while it waited for the vLLM server at {self.base_url}.")
 
-    def call_all(self, method: str, *args: str | bool) -> list[Any]:
-        """Call a method on all of the server's workers and return all results."""
+    def call(self, method: str, *args: str | bool, has: Sequence[str] = ()) -> Any:
+        """Call a method on all of the server's workers and return the first one's result. For `has` see `call_all`."""
+        return self.call_all(method, *args, has=has)[0]
+
+    def call_all(self, method: str, *args: str | bool, has: Sequence[str] = ()) -> list[Any]:
+        """Call a method on all of the server's workers and return all results.
+
+        Args:
+            has: Fields that each result must have.
+        """
         answer = self.post("/collective_rpc", {"method": method, "args": list(args)})
-        if not isinstance(answer, dict) or "results" not in answer:
+        results: list[Any] = fields_of(answer, ["results"])["results"]
+        if not isinstance(results, list) or not results:
             raise ServerLost(f"it answered {str(answer)[:100]!r} to {method}")
-        results: list[Any] = answer["results"]
-        return results
+        return [fields_of(each, has) if has else each for each in results]
 
 
-def _body(error: urllib.error.HTTPError) -> str:
-    try:
-        return error.read().decode(errors="replace")[:500]
-    except (OSError, HTTPException):
-        return "no details"
+def fields_of(answer: Any, names: Sequence[str] = ()) -> Any:
+    """The answer, if it has fields, and these among them; anything else comes from something in between."""
+    if not isinstance(answer, dict) or any(name not in answer for name in names):
+        raise ServerLost(f"it answered {str(answer)[:100]!r}, without {', '.join(names) or 'any fields'}")
+    return answer

@@ -13,6 +13,7 @@ import torch
 
 from ..policy.scoring import VLMPolicy
 from ..tasks.contract import Contract
+from .base import EngineLost
 
 Weights = Callable[[], Iterable[tuple[str, torch.Tensor]]]
 """Goes through the learner's weights, as often as they are needed."""
@@ -99,11 +100,17 @@ def sampling_arguments(policy: VLMPolicy, temperature: float, greedy: bool, top_
     }
 
 
-def check_sampled(expected: Sequence[Sequence[int]], sampled: Sequence[Sampled]) -> None:
-    """Raise if a response was sampled from another prompt than the one that is scored, or from NaN."""
+def check_sampled(
+    expected: Sequence[Sequence[int]], sampled: Sequence[Sampled], error: type[Exception] = EngineLost
+) -> None:
+    """Raise if a response was sampled from another prompt than the one that is scored, or from NaN.
+
+    Args:
+        error: What to raise for another prompt.
+    """
     for prompt, answer in zip(expected, sampled, strict=True):
         if list(prompt) != answer.prompt_ids:
-            raise ValueError(
+            raise error(
                 f"vLLM's tokens for a prompt ({len(answer.prompt_ids)}) are not those that the learner scores "
                 f"({len(prompt)}): it expands this model's images in another way. Use engine='transformers', or a "
                 "server with the same processor files and release of transformers."

@@ -12,26 +12,29 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from http.client import BAD_REQUEST
 from typing import Any, TypeVar
 
 from PIL import Image
 from safetensors import SafetensorError
 
 from ..distributed.processes import Processes
-from .base import EngineLost
-from .vllm_connection import START_COMMAND, Connection, Refused, ServerLost
+from .base import EngineLost, EngineRefused
+from .vllm_connection import START_COMMAND, Connection, Refused, ServerLost, fields_of
 from .vllm_requests import Backend, Request, Sampled, Weights
-from .vllm_transfer import WeightTransfer
-from .vllm_worker import plain_config
+from .vllm_transfer import NotShared, WeightTransfer
+from .vllm_worker import Checksums, differing, plain_config
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _ATTEMPTS = 3
 _MAX_CONNECTIONS = 256
+_STATE = ("version", "loads", "process")
+_CLAIM = ("granted", "process", "stream")
 
 
 class VLLMServer(Backend):
@@ -62,7 +65,7 @@ class VLLMServer(Backend):
 
     def _check_model(self, model: Any) -> None:
         try:
-            served = self.connection.call("gtr_config")
+            served = self.connection.call("gtr_config", has=["model_type"])
         except (ServerLost, ValueError) as error:
             raise ValueError(
                 f"The vLLM server at {self.connection.base_url} can't take new weights ({error}). Start it with "
@@ -70,15 +73,14 @@ class VLLMServer(Backend):
             ) from error
         if served.pop("data_parallel_size", 1) > 1:
             raise ValueError("The vLLM server has several copies of the model: start it without --data-parallel-size.")
-        ours = plain_config(model.config)
-        differing = [
-            f"{name}: {served.get(name)!r}, not {ours[name]!r}" for name in ours if served.get(name) != ours[name]
-        ]
-        if differing:
-            raise ValueError(
-                f"The vLLM server at {self.connection.base_url} serves another model than the run's "
-                f"({'; '.join(differing[:3])}). Start it with the run's model."
-            )
+        if found := differing(served, plain_config(model.config)):
+            raise ValueError(self._other_model(found))
+
+    def _other_model(self, found: Sequence[str]) -> str:
+        return (
+            f"The vLLM server at {self.connection.base_url} serves another model than the run's "
+            f"({'; '.join(found[:3])}). Start it with the run's model."
+        )
 
     def load(self, weights: Weights, version: str) -> None:
         self._load(weights, version)
@@ -101,16 +103,31 @@ class VLLMServer(Backend):
             self.transfer.follow(weights, offered)
 
     def _replace(self, weights: Weights, version: str) -> str:
-        try:
+        with self._saved_for(ValueError, OSError, SafetensorError):
             offered = self.transfer.offer(weights, version)
-        except (ValueError, OSError, SafetensorError) as error:
-            raise self._fatal(error) from error
         self._state = self._until_answered(lambda: self._send(version))
+        if not self._loaded:
+            self._check_weights(weights)
         return offered
 
-    def _fatal(self, error: Exception) -> Exception:
-        """A mistake in the settings, if nothing has been loaded yet. Later, something for which the run is saved."""
-        return EngineLost(str(error)) if self._loaded else error
+    def _check_weights(self, weights: Weights) -> None:
+        """Raise if the server has other weights than were sent. Afterwards its workers check that by themselves."""
+        sums = Checksums()
+        for _ in sums.watch(weights()):
+            pass
+        served = self._until_answered(lambda: fields_of(self.connection.call("gtr_sums")))
+        if wrong := sums.unknown(served):
+            raise EngineRefused(self._other_model([f"{name} has other weights than were sent" for name in wrong]))
+
+    @contextmanager
+    def _saved_for(self, *errors: type[Exception]) -> Iterator[None]:
+        """Before anything was loaded, these are mistakes in the settings. Later the run is saved, and ends."""
+        try:
+            yield
+        except EngineLost:
+            raise
+        except errors as error:
+            raise (EngineLost if self._loaded else EngineRefused)(str(error)) from error
 
     def sample(self, requests: Sequence[Request], version: str) -> list[Sampled]:
         return self._until_answered(lambda: self._sample(requests, version))
@@ -130,7 +147,7 @@ class VLLMServer(Backend):
             try:
                 before = self._state
                 if before.get("version") != version:
-                    before = self.connection.call("gtr_state")
+                    before = self._current()
                     if before["version"] != version:
                         before = self._send_again(version)
                     self._state = before
@@ -138,9 +155,14 @@ class VLLMServer(Backend):
                 self._failures += 1
                 raise
         sampled = self._ask_all(requests)
-        if self.connection.call("gtr_state") != before:
+        if self._current() != before:
             raise ServerLost("its weights changed while it was sampling: it was restarted, or another run uses it too")
         return sampled
+
+    def _current(self) -> dict[str, Any]:
+        """The server's state now."""
+        state: dict[str, Any] = self.connection.call("gtr_state", has=_STATE)
+        return state
 
     def _send(self, version: str, again: bool = False) -> dict[str, Any]:
         """Have the server load the weights, and forget everything computed with the old ones. Returns its state.
@@ -149,17 +171,19 @@ class VLLMServer(Backend):
             again: The server was restarted. Other processes may have noticed it too, and only one may send: the state
                 has no version while another does.
         """
-        workers = self.connection.call_all("gtr_claim", self._name, version, not again)
+        workers = self.connection.call_all("gtr_claim", self._name, version, not again, has=_CLAIM)
         if not all(worker["granted"] for worker in workers):
-            return self.connection.call("gtr_state")
+            return self._current()
         if again:
             logger.warning("The vLLM server has lost the latest weights (was it restarted?): it gets them again.")
         try:
-            self.transfer.send(self.connection, workers)
+            with self._saved_for(NotShared):
+                self.transfer.send(self.connection, workers)
             # The prefix cache twice: requests under way fill it from the old encoder cache until that is empty too.
             for cache in ("prefix", "mm", "encoder", "prefix"):
                 self._reset(cache)
-            return self.connection.call("gtr_use", version, self._name)
+            state: dict[str, Any] = self.connection.call("gtr_use", version, self._name, has=_STATE)
+            return state
         except BaseException:
             with suppress(ServerLost, Refused):
                 self.connection.call("gtr_release", self._name)
@@ -168,7 +192,7 @@ class VLLMServer(Backend):
     def _reset(self, cache: str) -> None:
         options = "?reset_running_requests=true" if cache == "prefix" else ""
         answer = self.connection.post(f"/reset_{cache}_cache{options}")
-        if cache == "prefix" and not answer["success"]:
+        if cache == "prefix" and not fields_of(answer, ["success"])["success"]:
             raise ServerLost("its prefix cache, from the old weights, could not be emptied")
 
     def _send_again(self, version: str) -> dict[str, Any]:
@@ -197,7 +221,12 @@ class VLLMServer(Backend):
             "sampling_params": request.sampling,
             "return_token_ids": True,
         }
-        answer = self.connection.post("/inference/v1/generate", body)
+        try:
+            answer = self.connection.post("/inference/v1/generate", body)
+        except Refused as error:
+            if error.status == BAD_REQUEST:  # of this prompt, such as one that is too long: the next try ends like it
+                raise EngineLost(f"{error} (Is the server's --max-model-len too small?)") from error
+            raise
         try:
             [choice] = answer["choices"]
             if choice["finish_reason"] not in ("stop", "length"):
@@ -225,8 +254,6 @@ class VLLMServer(Backend):
                 logger.warning("The vLLM server failed (%s); waiting for it, to try again.", error)
                 self.connection.pause()
                 self.connection.wait(restarting=True)
-            except ValueError as error:
-                raise self._fatal(error) from error
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)

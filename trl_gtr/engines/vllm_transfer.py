@@ -23,6 +23,10 @@ from .vllm_stream import StreamBroken, WeightStream, open_store, wait_for_worker
 from .vllm_weight_files import ScratchFolder, write_weights
 
 
+class NotShared(ValueError):
+    """The server can't read what was written for it."""
+
+
 class WeightTransfer(Contract):
     """Brings weights to a server. Process 0 does it after every update, any process if the server was restarted."""
 
@@ -36,7 +40,7 @@ class WeightTransfer(Contract):
 
     @abstractmethod
     def send(self, connection: Connection, workers: Sequence[Mapping[str, Any]]) -> None:
-        """Have the server load them. Raises `ServerLost` if it has to be repeated.
+        """Have the server load them. Raises `ServerLost` if it has to be repeated, `NotShared` if that is no use.
 
         Args:
             workers: What each of the server's workers said to `gtr_claim`.
@@ -74,7 +78,7 @@ class FileTransfer(WeightTransfer):
             connection.call("gtr_load_file", self._file)
         except ServerLost as error:
             if "No such file" in str(error) or "Permission denied" in str(error):
-                raise ValueError(
+                raise NotShared(
                     f"The vLLM server can't read {self._file}: set `vllm_sync_dir` to a folder that it and this "
                     "process share, or `vllm_sync` to 'nccl' or 'gloo'."
                 ) from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -109,7 +109,14 @@ class WeightReceiver:
         for module in model.modules():
             if isinstance(module, ParallelLMHead):  # on a CPU a tied head has a packed copy of the embeddings
                 module.quant_method.process_weights_after_loading(module)
-        sent.check(model.named_parameters())
+        if wrong := sent.unknown(norm_sums(model.named_parameters())):
+            raise RuntimeError(
+                f"vLLM did not take over all new weights: {', '.join(wrong[:3])} differ from the learner's."
+            )
+
+    def gtr_sums(self) -> dict[str, list[str]]:
+        """Checksums of weights in use, see `norm_sums`."""
+        return norm_sums(self.model_runner.get_model().named_parameters())
 
 
 class Checksums:
@@ -125,25 +132,33 @@ class Checksums:
                 self._sent.append(weight)
             yield name, weight
 
-    def check(self, in_use: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Raise if a norm layer in use has weights that weren't sent. (An engine may leave out layers.)"""
-        norms = {name: weight for name, weight in in_use if _is_norm(name, weight)}
-        dtypes = {weight.dtype for weight in norms.values()}
-        sent = {_checksum(weight, dtype) for weight in self._sent for dtype in dtypes}
-        wrong = [name for name, weight in norms.items() if _checksum(weight, weight.dtype) not in sent]
-        if wrong:
-            raise RuntimeError(
-                f"vLLM did not take over all new weights: {', '.join(wrong[:3])} differ from the learner's."
-            )
+    def unknown(self, in_use: Mapping[str, Sequence[str]]) -> list[str]:
+        """The layers in use whose weights are none of those. (An engine may leave out layers.)
+
+        Args:
+            in_use: What `norm_sums` returns.
+        """
+        dtypes = {dtype for dtype, _ in in_use.values()}
+        known = {(dtype, _checksum(weight, getattr(torch, dtype))) for weight in self._sent for dtype in dtypes}
+        return [name for name, (dtype, digest) in in_use.items() if (dtype, digest) not in known]
+
+
+def norm_sums(weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, list[str]]:
+    """Dtype and checksum of each norm layer's weight, by name."""
+    norms = {name: weight for name, weight in weights if _is_norm(name, weight)}
+    return {
+        name: [str(weight.dtype).removeprefix("torch."), _checksum(weight, weight.dtype)]
+        for name, weight in norms.items()
+    }
 
 
 def _is_norm(name: str, weight: torch.Tensor) -> bool:
     return weight.dim() == 1 and "norm" in name.lower() and name.endswith(".weight")
 
 
-def _checksum(weight: torch.Tensor, dtype: torch.dtype) -> bytes:
+def _checksum(weight: torch.Tensor, dtype: torch.dtype) -> str:
     data = weight.detach().to("cpu", dtype).contiguous().view(torch.uint8).numpy()
-    return hashlib.sha256(data.tobytes()).digest()
+    return hashlib.sha256(data.tobytes()).hexdigest()
 
 
 def renamed(weights: Iterable[tuple[str, torch.Tensor]], own: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -172,16 +187,28 @@ _SAME = (
     "image_token_index",
     "tie_word_embeddings",
 )
+_SAME_IF_TOLD = ("rms_norm_eps", "hidden_act", "vision_feature_layer", "vision_feature_select_strategy")
+_ROPE = ("rope_theta", "rope_type", "factor", "partial_rotary_factor")
 
 
 def plain_config(config: Any) -> dict[str, Any]:
-    """The settings of a transformers config that two models must share for one to take the other's weights."""
+    """The settings of a transformers config that two models must share to be the same with the same weights."""
 
     def shared(values: dict[str, Any], prefix: str) -> dict[str, Any]:
-        found = {f"{prefix}{name}": values[name] for name in _SAME if values.get(name) is not None}
+        found = {name: values[name] for name in (*_SAME, *_SAME_IF_TOLD) if values.get(name) is not None}
+        rope = values.get("rope_parameters") or values.get("rope_scaling") or {}  # as newer and older releases call it
+        found |= {f"rope.{name}": (values | rope)[name] for name in _ROPE if (values | rope).get(name) is not None}
+        found = {f"{prefix}{name}": value for name, value in found.items()}
         for name, inner in values.items():
             if isinstance(inner, dict) and name.endswith("_config"):
                 found |= shared(inner, f"{prefix}{name}.")
         return found
 
     return shared(config.to_dict(), "")
+
+
+def differing(served: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """Where two such configs differ. What determines shapes must be in both; releases may leave out other defaults."""
+    shapes = {name for name in ours if name.rpartition(".")[2] in _SAME}
+    compared = [name for name in ours if name in shapes or name in served]
+    return [f"{name}: {served.get(name)!r}, not {ours[name]!r}" for name in compared if served.get(name) != ours[name]]

@@ -18,6 +18,7 @@ from ..config import GTRConfig
 from ..correctors.base import Corrector
 from ..distributed.means import Means
 from ..engines.base import UNABLE, Engine
+from ..engines.choice import check_temperature
 from ..policy.network import PolicyWithValue
 from ..policy.scores import Scores
 from ..tasks.base import Task
@@ -115,6 +116,8 @@ class MergedTeacher(Guide):
     def check_settings(self, args: GTRConfig) -> None:
         if self.variant == "sft" and args.thought_cloning_coef == 0:
             raise ValueError("The teacher's thoughts are cloned: set `thought_cloning_coef` above 0, or variant='kl'.")
+        if self.variant == "sft":
+            check_temperature(args, self.temperature)
         if self.variant == "kl" and args.ppo_coef == 0:
             raise ValueError(
                 "The KL to the teacher shapes PPO's advantages: set `ppo_coef` above 0, or variant='sft'."

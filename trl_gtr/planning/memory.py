@@ -16,6 +16,8 @@ from .work import Passes, Work
 
 RESERVE = 2 * GIB
 """For the CUDA context, NCCL, temporaries and fragmentation. A guess, not a measurement."""
+VLLM_CACHE_ON_CPU = GIB
+"""What a colocated vLLM is told to take."""
 _ZERO_BUCKET = 500_000_000  # elements; DeepSpeed's default
 
 
@@ -66,8 +68,21 @@ class Memory:
 
 
 def memory(
-    skeleton: Skeleton, work: Work, seen: Observations, passes: Passes, sharding: Sharding, on_cpu: bool
+    skeleton: Skeleton,
+    work: Work,
+    seen: Observations,
+    passes: Passes,
+    sharding: Sharding,
+    *,
+    available: float,
+    on_cpu: bool,
 ) -> Memory:
+    """What each part of a run takes.
+
+    Args:
+        available: Bytes of memory per process, of which a colocated vLLM takes a share.
+        on_cpu: Whether there is no card.
+    """
     reserve = [] if on_cpu else [Estimate("reserve", RESERVE, "bytes", "assumed: CUDA, NCCL, temporary results")]
     divided = _divided if sharding.stage else _undivided
     lasting, gradients = divided(skeleton, work, sharding)
@@ -78,9 +93,12 @@ def memory(
     if sharding.stage == 3:
         weights = numbers(list(skeleton.module.parameters())) * (2 if work.args.bf16 else 4)
         whole = [Estimate("gathered weights", weights, "bytes", "ZeRO-3: the full model while acting")]
+    generating = _generating(skeleton, work, seen, available, on_cpu)
+    if work.args.engine == "vllm" and not work.args.vllm_enable_sleep_mode:
+        lasting, generating = [*lasting, *generating], []
     return Memory(
         lasting,
-        [*whole, _kv_cache(skeleton, work, seen), *reserve],
+        [*whole, *generating, *reserve],
         [*gradients, _activations(work, passes, bool(work.args.gradient_checkpointing)), *reserve],
         [
             _activations(work, passes, not work.args.gradient_checkpointing),
@@ -97,8 +115,8 @@ def memory_section(found: Memory, available: float, where: str) -> list[Estimate
         *found.lasting,
         *(each for each in found.acting if each.name != "reserve"),
         *found.learning,
-        Estimate("peak, acting", found.peak_acting, "bytes", f"lasting parts, {_names(found.acting)}"),
-        Estimate("peak, learning", found.peak_learning, "bytes", f"lasting parts, {_names(found.learning)}"),
+        Estimate("peak, acting", found.peak_acting, "bytes", _names(found.acting)),
+        Estimate("peak, learning", found.peak_learning, "bytes", _names(found.learning)),
         Estimate("available", available, "bytes", where),
         Estimate("verdict", verdict[0], "", f"{verdict[1]}: larger peak vs. available memory"),
     ]
@@ -155,6 +173,22 @@ def _activations(work: Work, passes: Passes, checkpointing: bool) -> Estimate:
     return Estimate("activations, all kept", count * kept.saved, "bytes", how)
 
 
+def _generating(skeleton: Skeleton, work: Work, seen: Observations, available: float, on_cpu: bool) -> list[Estimate]:
+    """What the engine takes besides the trained model."""
+    args = work.args
+    if args.engine == "transformers":
+        return [_kv_cache(skeleton, work, seen)]
+    if args.vllm_mode == "server":
+        return [Estimate("vLLM server", 0, "bytes", "weights and cache are where the server runs")]
+    if on_cpu:
+        weights = skeleton.base_parameters * (2 if args.bf16 else 4)
+        how = f"a copy of the weights, and {readable_bytes(VLLM_CACHE_ON_CPU)} of cache"
+        return [Estimate("vLLM", weights + VLLM_CACHE_ON_CPU, "bytes", how)]
+    share = args.vllm_gpu_memory_utilization
+    how = f"vllm_gpu_memory_utilization: {share:.0%} of the card, for a copy of the weights and its cache"
+    return [Estimate("vLLM", share * available, "bytes", how)]
+
+
 def _kv_cache(skeleton: Skeleton, work: Work, seen: Observations) -> Estimate:
     args = work.args
     acting = math.ceil(args.num_envs / args.processes / (2 if args.overlap else 1))
@@ -183,4 +217,4 @@ def _total(*groups: list[Estimate]) -> float:
 
 
 def _names(found: list[Estimate]) -> str:
-    return ", ".join(each.name for each in found)
+    return ", ".join(["lasting parts", *(each.name for each in found)])

@@ -79,7 +79,8 @@ def make_plan(
         for length in (args.max_completion_length, 1)
     )
     passes = Passes(rows, longest, args.max_completion_length, shortest)
-    found = memory(skeleton, work, seen, passes, sharding or Sharding(), on_cpu=speed is None)
+    parts = skeleton, work, seen, passes, sharding or Sharding()
+    found = memory(*parts, available=available, on_cpu=speed is None)
     processes = f"{args.processes} process{'es' if args.processes > 1 else ''}"
     return Plan(
         f"{model_args.model_name_or_path} on {task.name}, {processes}",

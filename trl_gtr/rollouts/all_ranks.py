@@ -12,7 +12,7 @@ from accelerate import PartialState
 from ..config import GTRConfig
 from ..correctors.base import Corrector
 from ..distributed.processes import Processes
-from ..engines.base import UNABLE, EngineLost
+from ..engines.base import UNABLE, Engine, EngineLost
 from ..tasks.base import Task
 from ..types import Rollout
 from .asynchronous_collector import AsynchronousCollector
@@ -76,6 +76,21 @@ def collect_on_all_ranks(
     if len(reports) > 1:
         rollout.times |= {f"collect_rank_{rank}": spent for rank, spent in enumerate(collected.seconds)}
     return collected
+
+
+def check_on_all_ranks(engine: Engine, collector: RolloutCollector, processes: Processes) -> None:
+    """Have the engine check an observation of each process; if it refuses one, raise on all.
+
+    Args:
+        collector: Has the observations that come next.
+    """
+    fault: Exception | None = None
+    with engine.ready():
+        try:
+            engine.check(*collector.first_observation)
+        except Exception as error:  # all must learn of it: the others wait
+            fault = error
+        processes.raise_first(fault)
 
 
 def make_collector(

@@ -245,6 +245,11 @@ class RolloutCollector:
             return {"corrector": f"{metrics['corrector/tokens']:.0f} tokens"}
         return {}
 
+    @property
+    def first_observation(self) -> tuple[str, np.ndarray]:
+        """Prompt and image of the step that the first environment is about to play."""
+        return self._prompts([0])[0], self.images[0]
+
     def _prompts(self, envs: Sequence[int]) -> list[str]:
         return [self.memories[i].prompt(self.images[i], self.infos[i]) for i in envs]
 

@@ -8,6 +8,7 @@ node is lost, so are the episodes of all its environments. Needs `pip install "t
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import socket
 import sys
@@ -22,6 +23,8 @@ import cloudpickle
 
 from .process_workers import ProcessWorker
 from .worker_base import PATIENCE, Worker, WorkerLost, WorkerRefused
+
+logger = logging.getLogger(__name__)
 
 INSTALL = 'Environments in Ray actors need a package that is not installed: pip install "trl-gtr[ray]"'
 PIECE = 90_000
@@ -143,6 +146,9 @@ class RayWorker(Worker):
             ray.get(self._closing, timeout=patience + _REACH)
         except ray.exceptions.GetTimeoutError:
             self.host.retire()  # an actor that hangs, or a process that is slow to end: its neighbours go on
+        except ray.exceptions.RayTaskError as error:  # the actor lives, and so do its neighbours
+            logger.warning("A worker in a Ray actor could not be stopped: %s", _last_line(error))
+            self.host.retire()
         except ray.exceptions.RayError:
             reachable = False
         self.host.leave(self.place, reachable)
@@ -300,10 +306,16 @@ def check_address(address: str) -> None:
         ) from error
 
 
-def _numeric(address: str) -> str:
-    """HOST:PORT with the host as a number."""
+def _numeric(address: str) -> tuple[str, str]:
+    """Host, as a number, and port. All addresses of this machine are the same host."""
     host, _, port = address.rpartition(":")
-    return f"{socket.getaddrinfo(host, None)[0][4][0]}:{port}"
+    family, *_, found = socket.getaddrinfo(host, None)[0]
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((found[0], 0))  # which works for its own addresses alone
+    except OSError:
+        return str(found[0]), port
+    return "this machine", port
 
 
 def _last_line(error: Exception) -> str:

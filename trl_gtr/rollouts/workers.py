@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -176,19 +176,27 @@ class WorkerVectorEnv(VectorEnv):
         rewards = np.zeros(self.num_envs)
         terminated, truncated = np.zeros(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
         infos: dict[str, Any] = {}
+        results, losses = self._answers(range(self.num_envs), deadline)
+        results |= self._replace(losses)
         for i in range(self.num_envs):
-            try:
-                result = self.workers[i].answer(max(0.0, deadline - time.monotonic()))
-                self._failures[i] = 0
-            except WorkerLost as loss:
-                result = self._replace(i, loss)
-            observation, rewards[i], terminated[i], truncated[i], info, ending = result
+            observation, rewards[i], terminated[i], truncated[i], info, ending = results[i]
             if ending is not None:
                 infos = self._add_info(infos, {"final_obs": ending[0], "final_info": ending[1]}, i)
                 self._count_episode(i)
             self._last[i] = observation, info
             infos = self._add_info(infos, info, i)
         return self._observations(), rewards, terminated, truncated, infos
+
+    def _answers(self, envs: Iterable[int], deadline: float) -> tuple[dict[int, Any], dict[int, WorkerLost]]:
+        """The answers of some environments, and why others have none."""
+        answers, losses = {}, {}
+        for i in envs:
+            try:
+                answers[i] = self.workers[i].answer(max(0.0, deadline - time.monotonic()))
+                self._failures[i] = 0
+            except WorkerLost as loss:
+                losses[i] = loss
+        return answers, losses
 
     def reset_some(self, seeds: Mapping[int, int]) -> dict[int, tuple[Any, dict[str, Any]]]:
         """Start an episode in some environments: seeds, and the results, by environment. Lost workers are replaced."""
@@ -198,14 +206,20 @@ class WorkerVectorEnv(VectorEnv):
                 self.workers[i] = self._start_worker(self._make_env)
                 try:
                     self.workers[i].answer(self.start_timeout)
+                except WorkerRefused:
+                    raise  # another would be refused too
                 except WorkerLost:
                     self.workers[i].kill()  # which is found out below
             self.workers[i].send("reset", seed, None)
-        for i, seed in seeds.items():
+        losses = {}
+        for i in seeds:
             try:
                 self._last[i] = self.workers[i].answer(self.start_timeout)
             except WorkerLost as loss:
-                self._last[i] = self._start_anew(i, seed, loss)
+                losses[i] = loss
+        for i, begun in self._start_anew(seeds, losses).items():
+            self._last[i] = begun
+        for i in seeds:
             self.workers[i].episodes += 1
         return {i: self._last[i] for i in seeds}
 
@@ -216,17 +230,12 @@ class WorkerVectorEnv(VectorEnv):
         """
         for i, action in actions.items():
             self.workers[i].send("step", action)
-        deadline = time.monotonic() + self.step_timeout
+        answers, losses = self._answers(actions, time.monotonic() + self.step_timeout)
+        for i, (*_, (observation, info)) in self._replace(losses).items():
+            answers[i] = observation, 0.0, False, True, info
         results = {}
         for i in actions:
-            try:
-                observation, reward, terminated, truncated, info = self.workers[i].answer(
-                    max(0.0, deadline - time.monotonic())
-                )
-                self._failures[i] = 0
-            except WorkerLost as loss:
-                *_, (observation, info) = self._replace(i, loss)
-                reward, terminated, truncated = 0.0, False, True
+            observation, reward, terminated, truncated, info = answers[i]
             self._last[i] = observation, info
             results[i] = observation, float(reward), bool(terminated), bool(truncated), info
         return results
@@ -316,33 +325,48 @@ class WorkerVectorEnv(VectorEnv):
 
     # -- replacing workers -----------------------------------------------------------------------------------------
 
-    def _replace(self, i: int, loss: WorkerLost) -> tuple[Any, float, bool, bool, dict[str, Any], tuple[Any, Any]]:
-        """Start a new worker with a new episode; the returned step marks the old episode as lost."""
-        seed = int(self._seeds[i].integers(2**31))
-        observation, info = self._start_anew(i, seed, loss, " and its episode is lost")
-        self.lost_episodes += 1
-        last_observation, last_info = self._last[i]
-        final_info = {**copy.deepcopy(last_info), "worker_lost": True}
-        return observation, 0.0, False, True, info, (last_observation, final_info)
+    def _replace(self, losses: Mapping[int, WorkerLost]) -> dict[int, Any]:
+        """Start new workers with new episodes; the returned steps mark the old episodes as lost."""
+        seeds = {i: int(self._seeds[i].integers(2**31)) for i in losses}
+        steps: dict[int, Any] = {}
+        for i, (observation, info) in self._start_anew(seeds, losses, " and its episode is lost").items():
+            self.lost_episodes += 1
+            last_observation, last_info = self._last[i]
+            final_info = {**copy.deepcopy(last_info), "worker_lost": True}
+            steps[i] = observation, 0.0, False, True, info, (last_observation, final_info)
+        return steps
 
-    def _start_anew(self, i: int, seed: int, loss: WorkerLost, cost: str = "") -> tuple[Any, dict[str, Any]]:
-        """The start of an episode in a new worker. The seed is the same however many starts fail."""
-        while True:
-            self._failures[i] += 1
-            if self._failures[i] >= _MAX_FAILURES:
-                raise RuntimeError(
-                    f"The worker of environment {i} was lost {_MAX_FAILURES} times without a step in between. "
-                    f"Last error: {loss}"
-                ) from loss
-            warnings.warn(f"The worker of environment {i} is replaced{cost}: {loss}", stacklevel=4)
-            self.workers[i].stop()
-            self.workers[i] = self._start_worker(self._make_env)
-            self.workers[i].send("reset", seed, None)
-            try:
-                self.workers[i].answer(self.start_timeout)
-                return self.workers[i].answer(self.start_timeout)
-            except WorkerLost as again:
-                loss = again
+    def _start_anew(
+        self, seeds: Mapping[int, int], losses: Mapping[int, WorkerLost], cost: str = ""
+    ) -> dict[int, tuple[Any, dict[str, Any]]]:
+        """The starts of episodes in new workers. The seeds are the same however many starts fail.
+
+        All workers are started before any is waited for: a lost node may take many with it.
+        """
+        begun: dict[int, tuple[Any, dict[str, Any]]] = {}
+        while losses:
+            for i, loss in losses.items():
+                self._failures[i] += 1
+                if self._failures[i] >= _MAX_FAILURES:
+                    raise RuntimeError(
+                        f"The worker of environment {i} was lost {_MAX_FAILURES} times without a step in between. "
+                        f"Last error: {loss}"
+                    ) from loss
+                warnings.warn(f"The worker of environment {i} is replaced{cost}: {loss}", stacklevel=4)
+                self.workers[i].stop()
+                self.workers[i] = self._start_worker(self._make_env)
+                self.workers[i].send("reset", seeds[i], None)
+            again: dict[int, WorkerLost] = {}
+            for i in losses:
+                try:
+                    self.workers[i].answer(self.start_timeout)
+                    begun[i] = self.workers[i].answer(self.start_timeout)
+                except WorkerRefused:
+                    raise  # another would be refused too
+                except WorkerLost as loss:
+                    again[i] = loss
+            losses = again
+        return begun
 
     def _count_episode(self, i: int) -> None:
         """Replace a worker after `recycle_after` episodes. Its environment is at the start of an episode."""

@@ -100,7 +100,10 @@ class RunStopper:
 
     def end_run(self, step: int, error: Exception) -> NoReturn:
         """Save the state after update `step`, and raise the error, unless a signal ends the run anyway."""
-        self.stop_on_signal(step, self.processes.gather(self._received()))
+        received = self.processes.gather(self._received())
+        if any(each is not None for each in received) and self.processes.rank == 0:
+            logger.error("%s", error)  # the exit code is the signal's
+        self.stop_on_signal(step, received)
         self._save_and_log(step, str(error).rstrip("."))
         self._end()
         raise error

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from trl import ModelConfig, get_peft_config, get_quantization_config
 from ..config import MODEL_INIT_KWARGS, GTRConfig, refused_fields
 from ..correctors import CorrectorArguments
 from ..distributed.signals import StopSignals
+from ..engines.base import EngineLost, EngineRefused
 from ..evaluation.evaluate import count_episodes
 from ..evaluation.reports import EvaluationReport, read_evaluations, write_evaluations
 from ..evaluation.tables import report_table
@@ -29,6 +31,7 @@ from ..guides.arguments import GuideArguments, make_guide
 from ..guides.teacher_model import QUANTIZED
 from ..learning.advantages import choose_estimator
 from ..learning.experience import check_shaping
+from ..learning.mismatch import SamplerMismatch
 from ..policy.loading import load_policy, lora_target_modules
 from ..report import write_report
 from ..responses.safe_text import printable
@@ -238,6 +241,14 @@ def resume_from(args: GTRConfig) -> str | bool | None:
     return True if isinstance(given, str) and given.lower() == "true" else given
 
 
+@contextmanager
+def one_line_endings() -> Iterator[None]:
+    """Report in one line why a run can't go on, or why its engine can't begin."""
+    endings = (HopelessRun, EngineLost, SamplerMismatch)
+    with one_line_errors(endings, status=1), one_line_errors(EngineRefused):
+        yield
+
+
 def train_and_report(
     trainer: GTRTrainer, eval_tasks: Mapping[str, Task], report: bool = True
 ) -> dict[str, EvaluationReport]:
@@ -254,7 +265,7 @@ def train_and_report(
         reports = {name: report for name, report in earlier.items() if name.endswith(", start")}
     if trainer.is_world_process_zero():
         write_evaluations(folder, reports)
-    with one_line_errors(HopelessRun, status=1):
+    with one_line_endings():
         trainer.train(resume_from_checkpoint=resume_from(trainer.args))
     trainer.collector.close()
     trainer.save_model()  # before anything else can go wrong
@@ -278,6 +289,7 @@ def train_and_report(
     return reports
 
 
+@one_line_endings()
 def evaluate(trainer: GTRTrainer, tasks: Mapping[str, Task], when: str) -> dict[str, EvaluationReport]:
     """Evaluate on every task, at the "start" or "end" of a run. Ctrl-C and SIGTERM end the process with one line."""
     reports = {}
@@ -286,8 +298,14 @@ def evaluate(trainer: GTRTrainer, tasks: Mapping[str, Task], when: str) -> dict[
             if trainer.is_world_process_zero():
                 episodes = count_episodes(task, trainer.args.eval_episodes)
                 print(f"Evaluation at the {when}, {episodes} episodes: {name}", flush=True)
-            reports[f"{name}, {when}"] = trainer.evaluate(task, metric_key_prefix=f"{when}_{name}")
+            lost: EngineLost | None = None
+            try:
+                reports[f"{name}, {when}"] = trainer.evaluate(task, metric_key_prefix=f"{when}_{name}")
+            except EngineLost as error:  # which all processes raise together
+                lost = error
             received = next((each for each in trainer.processes.gather(trainer.signals.received) if each), None)
+            if lost is not None and received is None:
+                raise lost
             if received is not None:
                 trained = when == "end"
                 done = f"The agent is in {trainer.args.output_dir}" if trained else "Nothing has been trained yet"
