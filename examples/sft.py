@@ -1,6 +1,6 @@
 """Supervised fine-tuning on expert play, or on a LLaVA-format data set, with TRL's SFTTrainer.
 
-python examples/sft.py --config examples/configs/sft_tiny.yaml     # or sft_alfworld_tiny, sft_grids_tiny: what ships
+python examples/sft.py --config examples/configs/sft_tiny.yaml     # or another sft_*_tiny: what ships
 accelerate launch examples/sft.py --config examples/configs/sft_llava.yaml
 """
 
@@ -19,12 +19,13 @@ from trl_gtr.scripts import train as launch
 from trl_gtr.scripts.arguments import parse_arguments
 from trl_gtr.tiny_llava.practice_games import alfworld_practice
 
-BUILDS = {"build": "tiny", "build-alfworld": "tiny-alfworld", "build-grids": "tiny-grids"}  # untrained embedded models
+BUILDS = {name.replace("tiny", "build"): name for name in tiny_llava.VARIANTS}  # untrained embedded models
 OPTIONS = {  # training data of the embedded models besides whole tasks
     "points24_pool": lambda: {"hands": "pool"},
     "points24_reading": lambda: {"hands": "reading"},
     "alfworld_practice": lambda: {"env_kwargs": {"games": alfworld_practice(), "expert": "explorer"}},
     "frozen_lake_train": lambda: {"split": "train"},
+    "minigrid_crowded": lambda: {"level": "BabyAI-GoToLocal-v0"},  # eight objects, which teach it to read positions
 }
 
 
@@ -32,9 +33,7 @@ OPTIONS = {  # training data of the embedded models besides whole tasks
 class DataArguments:
     """Training data: expert play on some tasks, or a file."""
 
-    tasks: list[str] = field(
-        default_factory=list, metadata={"help": f"Expert data, e.g. points24=1000 rows. Also: {', '.join(OPTIONS)}."}
-    )
+    tasks: list[str] = field(default_factory=list, metadata={"help": f"points24=1000 … Also: {', '.join(OPTIONS)}."})
     task_options: dict | str | None = field(default=None, metadata={"help": 'For all, e.g. {"history_turns": 2}.'})
     exploration: float = field(default=0.15, metadata={"help": "Share of random steps in the expert's play."})
     image_size: int | None = field(default=None, metadata={"help": "Store images at this size: faster."})

@@ -34,6 +34,7 @@ GAMES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("blackjack", "all", {}),
     ("frozen_lake", "train", {"split": "train", "env_kwargs": {"max_episode_steps": 20}}),
     ("frozen_lake", "unseen", {"split": "unseen", "env_kwargs": {"max_episode_steps": 20}}),
+    ("minigrid", "all", {"env_kwargs": {"max_steps": 24}}),
 )
 
 

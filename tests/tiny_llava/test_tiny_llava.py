@@ -31,6 +31,7 @@ from trl_gtr.tiny_llava.model import build_tokenizer
 TOKENIZER = build_tokenizer(tiny_llava.VARIANTS["tiny"].pieces())
 ALFWORLD_TOKENIZER = build_tokenizer(tiny_llava.VARIANTS["tiny-alfworld"].pieces())
 GRID_TOKENIZER = build_tokenizer(tiny_llava.VARIANTS["tiny-grids"].pieces())
+MINIGRID_TOKENIZER = build_tokenizer(tiny_llava.VARIANTS["tiny-minigrid"].pieces())
 
 
 def states(name: str, episodes: int = 12) -> Iterator[tuple[Any, Any, dict[str, Any]]]:
@@ -119,15 +120,45 @@ def test_frozen_lake_is_told_in_whole_words(lake: list[str]) -> None:
     assert spans.text(ids[spans.action_start(ids, response.action_span) :]).startswith('"action": "')
 
 
+@pytest.mark.parametrize("view", ["partial", "full"])
+@pytest.mark.parametrize("carrying", ["nothing", "yellow key"])
+@pytest.mark.parametrize(
+    ("mission", "objects", "plan", "expert"),
+    [
+        ("go to the red ball", [[4, 7, "red ball"]], "go to the red ball", 2),
+        ("pick up a grey box", [], "find the grey box", 1),
+        ("get to the green goal square", [[1, 2, "goal"], [5, 5, "open blue door"]], "step onto the goal", 2),
+        ("open the purple door", [[3, 3, "locked purple door"]], "open the locked purple door", 5),
+    ],
+)
+def test_minigrid_is_told_in_whole_words(
+    view: str, carrying: str, mission: str, objects: list[Any], plan: str, expert: int
+) -> None:
+    task = make_task("minigrid", view=view)
+    info = {"mission": mission, "carrying": carrying, "player": [7, 4], "facing": "up", "ahead": "wall"}
+    info |= {"objects": objects, "plan": plan, "expert": expert}
+    response = task.expert(info)
+    assert response is not None
+    for text, most in ((task.prompt(None, info), 9), (response.text, 20 + 6 * len(objects))):
+        ids = MINIGRID_TOKENIZER.encode(text)
+        assert MINIGRID_TOKENIZER.decode(ids) == text
+        assert not [token for token in MINIGRID_TOKENIZER.convert_ids_to_tokens(ids) if len(token) == 1]
+        assert len(ids) <= most
+    spans, ids = SpanFinder(MINIGRID_TOKENIZER), MINIGRID_TOKENIZER.encode(response.text)
+    assert spans.text(ids[spans.action_start(ids, response.action_span) :]).startswith('"action": "')
+
+
 def test_each_task_has_at_most_one_embedded_model() -> None:
     known = [task for variant in tiny_llava.VARIANTS.values() for task in variant.tasks]
     assert len(known) == len(set(known))
-    assert {task: tiny_llava.for_task(task) for task in ("blackjack", "alfworld", "frozen_lake", "sokoban")} == {
+    expected = {
         "blackjack": "tiny",
         "alfworld": "tiny-alfworld",
         "frozen_lake": "tiny-grids",
+        "minigrid": "tiny-minigrid",
         "sokoban": None,
     }
+    assert {task: tiny_llava.for_task(task) for task in expected} == expected
 
 
 def test_alfworld_practice_is_in_no_split_and_no_unseen_room() -> None:
@@ -219,6 +250,8 @@ def test_shipped_tokenizer_is_the_one_that_the_tasks_make(shipped: tuple[Any, An
     assert processor.tokenizer.get_vocab() == ALFWORLD_TOKENIZER.get_vocab()
     processor = AutoProcessor.from_pretrained(tiny_llava.path("tiny-grids"))
     assert processor.tokenizer.get_vocab() == GRID_TOKENIZER.get_vocab()
+    processor = AutoProcessor.from_pretrained(tiny_llava.path("tiny-minigrid"))
+    assert processor.tokenizer.get_vocab() == MINIGRID_TOKENIZER.get_vocab()
 
 
 def test_tiny_is_a_name_for_the_shipped_model(shipped: tuple[Any, Any]) -> None:
@@ -232,6 +265,8 @@ GREEDY = [row for row in tiny_llava.figures() if row["mode"] == "greedy"]
 @pytest.mark.parametrize("stated", GREEDY, ids=lambda row: f"{row['task']}-{row['starts']}")
 def test_shipped_weights_do_what_is_stated(shipped: tuple[Any, Any], stated: dict[str, Any]) -> None:
     """On other deals than those that were counted: the 95 % intervals of both must meet."""
+    if stated["task"] == "minigrid":
+        pytest.importorskip("minigrid", reason='needs the extra: pip install "trl-gtr[minigrid]"')
     name = tiny_llava.for_task(stated["task"])
     assert name is not None
     model, processor = shipped if name == "tiny" else load_policy(name)

@@ -40,8 +40,9 @@ def load_policy(
     """Load and check a model and its processor. `model_kwargs` (`dtype`, `quantization_config`, …) go to the model.
 
     Defaults to float32, like TRL: many checkpoints are stored in float16, in which training overflows. The names
-    `"tiny"` (card games), `"tiny-alfworld"` and `"tiny-grids"` (FrozenLake) refer to the models that ship with this
-    package (`trl_gtr.tiny_llava`). For an adapter's folder, loads the base model with the adapter merged in.
+    `"tiny"` (card games), `"tiny-alfworld"`, `"tiny-grids"` (FrozenLake) and `"tiny-minigrid"` refer to the models
+    that ship with this package (`trl_gtr.tiny_llava`). For an adapter's folder, loads the base model with the adapter
+    merged in.
     """
     if model_name_or_path in tiny_llava.VARIANTS:
         model_name_or_path = tiny_llava.path(str(model_name_or_path))

@@ -4,9 +4,9 @@
     trl-gtr train --task ezpoints --corrector openai --corrector_model gpt-4o --corrector_max_usd 20
     trl-gtr train --task my_module:MyTask --config my_settings.yaml --num_processes 2
 
-Without --config, points24, ezpoints, number_line, blackjack, alfworld and frozen_lake train an embedded model with
-their default settings, in minutes on a CPU; any other task needs settings. Task options can be given by name
-(--hands pool) or as JSON (--task_options '{"hands": "pool"}'). Options of `accelerate launch` are passed on:
+Without --config, points24, ezpoints, number_line, blackjack, alfworld, frozen_lake and minigrid train an embedded
+model with their default settings, in minutes on a CPU; any other task needs settings. Task options can be given by
+name (--hands pool) or as JSON (--task_options '{"hands": "pool"}'). Options of `accelerate launch` are passed on:
 --num_processes, --config_file FILE, or --accelerate_config NAME for one of TRL's own files.
 """
 

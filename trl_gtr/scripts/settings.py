@@ -25,6 +25,7 @@ _DEFAULTS = {
     "blackjack": "gym_cards_tiny.yaml",
     "alfworld": "alfworld_tiny.yaml",
     "frozen_lake": "frozen_lake_tiny.yaml",
+    "minigrid": "minigrid_tiny.yaml",
 }
 
 

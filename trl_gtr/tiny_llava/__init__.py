@@ -1,5 +1,5 @@
 """The embedded models, LLaVAs with a million parameters: `tiny` for the four card games, `tiny-alfworld` for ALFWorld,
-`tiny-grids` for FrozenLake.
+`tiny-grids` for FrozenLake, `tiny-minigrid` for MiniGrid's and BabyAI's levels.
 
 `load_policy("tiny")` loads the shipped weights, deliberately half-trained; `build()` creates a randomly initialised
 model; `path()` is the folder with the weights. How they were made and what they can do: docs/tiny_llava.md.
@@ -34,6 +34,12 @@ def _grid_pieces() -> list[str]:
     return pieces()
 
 
+def _minigrid_pieces() -> list[str]:
+    from .minigrid_vocabulary import pieces
+
+    return pieces()
+
+
 @dataclass(frozen=True)
 class Variant:
     """What differs between the embedded models."""
@@ -53,6 +59,8 @@ VARIANTS = {
     "tiny-alfworld": Variant("alfworld_weights", ("alfworld",), _alfworld_pieces, image_size=120, patch_size=24),
     # One patch for each square of FrozenLake's 4×4 maps.
     "tiny-grids": Variant("grids_weights", ("frozen_lake",), _grid_pieces, image_size=96, patch_size=24),
+    # One patch for each of the 7×7 squares in front of the agent.
+    "tiny-minigrid": Variant("minigrid_weights", ("minigrid",), _minigrid_pieces, image_size=168, patch_size=24),
 }
 
 

@@ -38,7 +38,7 @@ PICTURES = {
 }
 REASON = "I want to {plan}, so I {move}."
 # The moves as the expert's sentences say them, where that differs.
-_SAID = {"pick up": "pick it up", "drop": "drop it", "toggle": "toggle it"}
+SAID = {"pick up": "pick it up", "drop": "drop it", "toggle": "toggle it"}
 _NAMES = re.compile(
     r"""\b(?:(?P<turn_left>(?:turn|rotat|go|mov|fac|look)(?:e|ing|ning)?\ (?:to\ (?:the|my)\ )?left|left\ turn)
     |(?P<turn_right>(?:turn|rotat|go|mov|fac|look)(?:e|ing|ning)?\ (?:to\ (?:the|my)\ )?right|right\ turn)
@@ -141,7 +141,7 @@ class MiniGridTask(GridTask):
         return [] if info["expert"] is None else [self.moves[info["expert"]]]
 
     def reason(self, info: Mapping[str, Any], move: str) -> str:
-        return REASON.format(plan=info["plan"], move=_SAID.get(move, move))
+        return REASON.format(plan=info["plan"], move=SAID.get(move, move))
 
     def solvable(self, info: Mapping[str, Any]) -> bool:
         """Always true: a bot without a plan doesn't mean that there is none."""
