@@ -97,7 +97,7 @@ class GTRTrainer(PPOBridge):
         guide: Guide | None = None,
         advantage_estimator: AdvantageEstimator | None = None,
     ) -> None:
-        args, task = check_given(args, task)
+        args, task = check_given(args, task, model)
         self.task, self.eval_task = task, Task.ensure(eval_task or task)
         self.guide = choose_guide(guide, corrector, args)
         self.guide.check(task)

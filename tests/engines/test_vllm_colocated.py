@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ import torch
 from toy import quiet_config
 from vlms import some_images, some_prompts
 
+from trl_gtr.engines import vllm_colocated
 from trl_gtr.engines.base import EngineLost
 from trl_gtr.engines.vllm import VLLMEngine
 from trl_gtr.engines.vllm_colocated import ColocatedVLLM
@@ -82,8 +82,7 @@ def engine(tiny_vlm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     count = int((policy.encoder.encode(PROMPTS[:1], IMAGES[:1])["input_ids"] == token).sum())
     known = SimpleNamespace(get_supported_archs=lambda: ["LlavaForConditionalGeneration"])
     fake: Any = SimpleNamespace(LLM=FakeLLM, SamplingParams=dict, ModelRegistry=known)
-    monkeypatch.setitem(sys.modules, "vllm", fake)
-    monkeypatch.setattr(ColocatedVLLM, "_prepare_environment", lambda *_: None)  # of this process
+    monkeypatch.setattr(vllm_colocated, "_import_vllm", lambda: fake)
     monkeypatch.setattr(
         FakeLLM, "expand", lambda _, ids: [t for each in ids for t in [each] * (count if each == token else 1)]
     )

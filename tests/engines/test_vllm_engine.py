@@ -20,7 +20,6 @@ from trl_gtr import ExpertCorrector, GTRTrainer
 from trl_gtr.engines.base import EngineLost, EngineRefused
 from trl_gtr.engines.choice import EngineMaker, check_engine
 from trl_gtr.engines.vllm import VLLMEngine
-from trl_gtr.engines.vllm_colocated import check_family
 from trl_gtr.engines.vllm_requests import Backend, Request, Sampled, Weights, check_sampled, collapse_image_tokens
 from trl_gtr.engines.vllm_serve import server_command
 from trl_gtr.engines.vllm_worker import WORKER_EXTENSION, Checksums, norm_sums, plain_config, renamed
@@ -282,10 +281,18 @@ def test_a_missing_server_is_told_before_anything_is_loaded(tmp_path: Path, monk
             GTRTrainer("no-such-model", quiet_config(tmp_path, vllm_base_url=url, **settings), ColourTask())
 
 
-def test_a_family_that_vllm_does_not_know_is_refused() -> None:
-    check_family("LlavaForConditionalGeneration", ["LlavaForConditionalGeneration"])
-    with pytest.raises(ValueError, match="no LlavaForConditionalGeneration"):
-        check_family("LlavaForConditionalGeneration", ["Qwen2VLForConditionalGeneration"])
+def test_a_family_that_vllm_does_not_know_is_refused_before_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, args = ["LlavaForConditionalGeneration"], quiet_config(tmp_path, engine="vllm")
+    vllm = SimpleNamespace(ModelRegistry=SimpleNamespace(get_supported_archs=lambda: known))
+    monkeypatch.setattr("trl_gtr.engines.vllm_colocated._import_vllm", lambda: vllm)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr("trl_gtr.trainer.load_or_take", lambda *_: pytest.fail("it was loaded"))
+    check_engine(args, "tiny")
+    known[:] = ["Qwen2VLForConditionalGeneration"]
+    with pytest.raises(ValueError, match=r"vLLM has no LlavaForConditionalGeneration. Use engine='transformers'"):
+        GTRTrainer("tiny", args, ColourTask())
 
 
 def test_the_servers_command_ends_with_the_users_options() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import uuid
 from collections.abc import Callable
 from dataclasses import fields
@@ -15,13 +16,14 @@ from accelerate import Accelerator, PartialState
 from ..config import GTRConfig
 from ..distributed.engine_fields import EngineFields
 from ..distributed.processes import Processes
+from ..policy.loading import architectures_of
 from ..policy.network import PolicyWithValue
 from ..policy.scoring import VLMPolicy
 from .base import Engine
 from .merged_weights import check_mergeable
 from .transformers import TransformersEngine
 from .vllm import VLLMEngine
-from .vllm_colocated import ColocatedVLLM
+from .vllm_colocated import ColocatedVLLM, check_family
 from .vllm_connection import Connection
 from .vllm_requests import Backend
 from .vllm_server import VLLMServer
@@ -41,8 +43,12 @@ _INSTALL = (
 )
 
 
-def check_engine(args: GTRConfig) -> None:
-    """Raise an error with a fix if these settings can't work here. Called before anything is loaded."""
+def check_engine(args: GTRConfig, model: Any = None) -> None:
+    """Raise an error with a fix if these settings can't work here. Called before anything is loaded.
+
+    Args:
+        model: Its name or folder, if it isn't loaded yet.
+    """
     if args.asynchronous and args.overlap:
         raise ValueError(
             "`asynchronous` and `overlap` both hide waiting and can't be combined: leave one of them out."
@@ -73,6 +79,9 @@ def check_engine(args: GTRConfig) -> None:
             raise ValueError("`vllm_tensor_parallel_size` > 1 needs GPUs, and there are none here: leave it at 1.")
         if args.vllm_enable_sleep_mode:
             raise ValueError("`vllm_enable_sleep_mode` needs a GPU, and there is none here: leave it out.")
+    if isinstance(model, str | os.PathLike):
+        for family in architectures_of(model):
+            check_family(family)
 
 
 def check_temperature(args: GTRConfig, temperature: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -42,11 +42,8 @@ class ColocatedVLLM(Backend):
     """
 
     def __init__(self, model: Any, processor: Any, args: GTRConfig, max_requests: int) -> None:
-        self._prepare_environment()
-        import vllm
-
-        base = unwrap_adapter(model)
-        check_family(type(base).__name__, vllm.ModelRegistry.get_supported_archs())
+        vllm, base = _import_vllm(), unwrap_adapter(model)
+        check_family(type(base).__name__)
         self._sampling_params = vllm.SamplingParams
         self._sleeps, self._shards = args.vllm_enable_sleep_mode, args.vllm_tensor_parallel_size
         self._asleep: set[str] = set()
@@ -78,15 +75,6 @@ class ColocatedVLLM(Backend):
             )
         self._batch = ContinuousBatch(self.llm.llm_engine)
         torch.set_num_threads = set_num_threads  # on a CPU, vLLM replaces it by a function that does nothing
-
-    @staticmethod
-    def _prepare_environment() -> None:
-        """Before vLLM is imported; what the user has set stays."""
-        settings = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-        if not torch.cuda.is_available():
-            settings |= _ON_CPU
-        for name, value in settings.items():
-            os.environ.setdefault(name, value)
 
     @staticmethod
     def _launcher() -> dict[str, Any]:
@@ -188,9 +176,20 @@ def _read(answer: Any) -> Sampled:
     return Sampled(list(answer.prompt_token_ids), ids, logprobs)
 
 
-def check_family(name: str, supported: Iterable[str]) -> None:
+def check_family(name: str) -> None:
     """Raise a `ValueError` with a fix if vLLM has no implementation of this model class."""
-    if name not in set(supported):
+    if name not in _import_vllm().ModelRegistry.get_supported_archs():
         raise ValueError(
             f"The installed vLLM has no {name}. Use engine='transformers', or a vLLM release that supports this model."
         )
+
+
+def _import_vllm() -> Any:
+    settings = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    if not torch.cuda.is_available():
+        settings |= _ON_CPU
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)  # what the user has set stays
+    import vllm
+
+    return vllm

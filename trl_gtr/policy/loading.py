@@ -83,6 +83,14 @@ def base_model_name(model_name_or_path: str | os.PathLike[str], revision: str = 
     return _base_of(folder, config), config.revision or "main"
 
 
+def architectures_of(model_name_or_path: str | os.PathLike[str]) -> list[str]:
+    """The model classes that a checkpoint's config names, without its weights; for an adapter, its base model's."""
+    known = model_name_or_path in tiny_llava.VARIANTS
+    name, revision = base_model_name(tiny_llava.path(str(model_name_or_path)) if known else model_name_or_path)
+    check_source(name, revision=revision)
+    return AutoConfig.from_pretrained(name, revision=revision).architectures or []
+
+
 def load_or_take(model: Any, processor: Any, model_kwargs: Any) -> tuple[Any, Any]:
     """Load a model given by name, or take it as it is; check it and its processor.
 

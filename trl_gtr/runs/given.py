@@ -12,11 +12,11 @@ from ..tasks.base import Task
 from ..tasks.memory import check_history, fullest_prompt
 
 
-def check_given(args: object, task: object) -> tuple[GTRConfig, Task]:
-    """The given settings and task; raises if they are something else, or can't go together."""
+def check_given(args: object, task: object, model: object) -> tuple[GTRConfig, Task]:
+    """The given settings and task; raises if they are something else, or can't go together or with the model."""
     settings, given = check_args(args), check_task_given(task)
     check_memory(given, settings)
-    check_engine(settings)  # last: it may wait for a server
+    check_engine(settings, model)  # last: it may wait for a server
     return settings, given
 
 

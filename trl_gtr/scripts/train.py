@@ -39,6 +39,7 @@ from ..rollouts.all_ranks import make_collector
 from ..rollouts.group_collector import check_restarts
 from ..rollouts.vector_envs import Vectorization
 from ..runs import output_folder
+from ..runs.given import check_given
 from ..runs.manifest import Manifest, find_checkpoint
 from ..runs.stopping import HopelessRun
 from ..storage.plain_data import json_options
@@ -103,6 +104,7 @@ def train(argv: Sequence[str] | None = None, *, task: str | None = None) -> dict
         guide = make_guide(guide_args, corrector_args, args)
         guide.check_settings(args)
         check_shaping(guide, choose_estimator(None, args, played))
+        check_given(args, played, model_args.model_name_or_path)  # the trainer would do so after the model is loaded
         model, processor, peft_config = load_model(model_args, args.model_init_kwargs)
         trainer = GTRTrainer(
             model=model,
