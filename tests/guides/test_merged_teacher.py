@@ -346,7 +346,7 @@ def test_a_teacher_that_can_not_write_leaves_nothing_behind(make_trainer, tmp_pa
     monkeypatch.setattr(cut.guide.writer, "generate", lose)
     with pytest.raises(type(fault), match=str(fault)):
         cut.train()
-    assert told == [None] * update + [fault]  # every process learns of it, so none waits
+    assert [each for each in told if each is not None] == [fault]  # every process learns of it, so none waits
     assert (tmp_path / "cut" / f"checkpoint-{update}").is_dir()
     resumed = trainer("cut")
     resumed.train(resume_from_checkpoint=True)

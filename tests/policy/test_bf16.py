@@ -75,13 +75,17 @@ def scorer(tiny_vlm):
 
 @pytest.mark.parametrize("family", ONE_DIMENSIONAL)
 def test_padding_does_not_shift_positions(family, scorer):
-    """What is left is a rounding of the kernels, one unit of a logit here and there, in few places."""
+    """What is left is a rounding of the kernels, a unit or two of a logit here and there, in few places.
+
+    How many depends on the processor: on one, fewer than 10 % of the tokens and no value; on another, 10 % and a value
+    of 0.004. Positions that count padding move 59 to 79 % there, and a value by 0.01 to 0.02 (below).
+    """
     for ratios, tokens, values in scorer(family).deviations().values():
         # Logits are below 4: their last place is 1/64, and 5/64 at temperature 0.2.
-        assert (tokens < 1e-4).float().mean() > 0.9
-        assert tokens.max() < 2 * 5 / 64
+        assert (tokens < 1e-4).float().mean() > 0.8
+        assert tokens.max() < 3 * 5 / 64
         assert (ratios > 0.1).float().mean() < 0.1
-        assert values.max() < 1e-5
+        assert values.max() < 5e-3
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -107,7 +111,7 @@ def test_positions_that_count_padding_are_found_out(family, scorer, monkeypatch)
     """The bounds above can fail: these are the ratios where each model numbers its own tokens."""
     monkeypatch.setattr(scorer(family).policy, "positions_follow_mask", False)
     ratios, tokens, values = (torch.cat(parts) for parts in zip(*scorer(family).deviations().values(), strict=True))
-    assert (tokens < 1e-4).float().mean() < 0.9
+    assert (tokens < 1e-4).float().mean() < 0.8
     assert (ratios > 0.1).float().mean() > 0.1
     assert values.max() > 1e-3
 
