@@ -25,8 +25,8 @@ class GuidedLevel(gym.Wrapper):
     The bot is told every action that is really taken, so it also advises an agent that goes its own way.
 
     ## Description
-    `make_level("BabyAI-GoToObj-v0")` makes the level with its picture as the observation. Any level works that has
-    BabyAI's instructions, a goal square, or a mission "pick up the red box".
+    `make_level("BabyAI-GoToObj-v0")` makes the level with its picture as the observation. Nearly every level
+    works that has BabyAI's instructions, a goal square, or a mission "pick up the red box".
 
     ## Observation
     The picture: the 7×7 squares in front of the agent, who stands in the middle of the lowest row and faces up
