@@ -157,6 +157,8 @@ class _Subgoals(list[Subgoal]):
 class _Bot(BabyAIBot):
     """BabyAI's bot, also for MiniGrid's own levels."""
 
+    stack: _Subgoals
+
     def __init__(self, level: MiniGridEnv, see_all: bool) -> None:
         self._see_all = see_all
         _set_positions(level)
