@@ -193,7 +193,7 @@ def test_without_judge_and_expert_the_task_says_so() -> None:
     assert not task.defines("expert")
     assert task.judge(Response(""), {}) == {}
     assert task.expert({}) is None
-    with pytest.raises(ValueError, match="has no expert"):
+    with pytest.raises(ValueError, match=r"has no expert.*to a GymTask with `expert=`"):
         ExpertCorrector().check(task)
 
 
@@ -221,6 +221,48 @@ def test_an_expert_plays_teaches_and_corrects() -> None:
     assert (correction.verdict, correction.action) == ("corrected", "down")
     rows = make_sft_dataset(task, 6, exploration=0.0)
     assert len(rows) == 6
+
+
+def test_a_game_that_lists_its_transitions_has_an_expert() -> None:
+    task = pickle.loads(pickle.dumps(frozen_lake()))
+    ExpertCorrector().check(task)
+    assert "expert" not in task.options
+    env, squares = task.make_env(), []
+    _, info = env.reset(seed=0)
+    terminated, reward = False, 0.0
+    while not terminated:
+        squares.append(info["observation"])
+        expert = task.expert(info)
+        assert expert is not None
+        assert expert.fields["observation"] == f"This is state {squares[-1]}."
+        assert expert.fields["thoughts"] == f"The best action is {expert.action}."
+        _, reward, terminated, _, info = env.step(task.to_env_action(expert, info))
+    assert (reward, len(squares)) == (1.0, len(PATH))
+    for end in (5, 15):  # a hole, the goal
+        assert task.expert({"observation": end}) is None
+    assert frozen_lake(thoughts=False).expert({"observation": 14}).action == "right"  # type: ignore[union-attr]
+
+
+def test_the_expert_knows_which_actions_there_are() -> None:
+    """Without "right", the lake's goal is out of reach; with "down" and "right" alone, it isn't."""
+    assert frozen_lake(actions={"south": 1, "west": 0}).expert({"observation": 0}) is None
+    expert = frozen_lake(actions={"east": 2, "south": 1}).expert({"observation": 8})
+    assert expert is not None
+    assert expert.action == "east"
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("trl_gtr/FrozenLake-v0", {}),  # another map in every episode
+        ("FrozenLake-v1", {"env_kwargs": {"map_name": None}}),  # another map in every environment
+        ("FrozenLake-v1", {"wrap": gym.wrappers.Autoreset}),
+        ("test/Line-v0", {}),
+    ],
+)
+def test_other_games_have_no_expert_of_their_own(name: str, options: dict[str, Any]) -> None:
+    count = 2 if "Line" in name else 4
+    assert not GymTask(name, actions=MOVES[:count], **options).defines("expert")
 
 
 def test_functions_can_be_named() -> None:

@@ -29,6 +29,7 @@ from ..responses.format import Field, ThoughtFormat
 from ..types import Response, Transition
 from .base import Task
 from .memory import check_history
+from .table_expert import TableExpert, transitions_of
 
 PROMPT = """\
 You are playing {game}. The picture shows the current state.
@@ -68,7 +69,8 @@ class GymTask(Task):
         wrap: A function that wraps the environment, e.g. to make its actions discrete.
         success: A function from an episode's transitions to whether it reached the goal. Default: `info["success"]`
             at the end, or a final reward above 0.
-        expert: A function from `info` to the right thought and action, or to `None` where there is none.
+        expert: A function from `info` to the right thought and action, or to `None` where there is none. Default: the
+            best action, if the environment lists its transitions in `P`, the same ones in every episode.
         judge: A function from response and `info` to whether each part of the thought is true.
         prompt: The prompt, with the fields `{game}`, `{goal}`, `{actions}` and `{instructions}`.
         format: The response format. Default: `observation`, `thoughts` and `action`.
@@ -126,6 +128,8 @@ class GymTask(Task):
         }
         self.format = format or ThoughtFormat(FIELDS if thoughts else (), action_help="one of the allowed actions")
         self._prompt = _checked_template(prompt)
+        if expert is None and format is None:
+            self._functions["expert"] = self._table_expert()
 
     # -- what the environment must offer ---------------------------------------------------------------------------
 
@@ -187,6 +191,13 @@ class GymTask(Task):
                 stacklevel=1 + len(list(takewhile(_is_ours, inspect.stack(0)))),
             )
 
+    def _table_expert(self) -> TableExpert | None:
+        if self._wrap is not None or not isinstance(self.actions, Mapping):  # a wrapper may change what actions do
+            return None
+        if (transitions := transitions_of(self._bare_env)) is None:
+            return None
+        return TableExpert(transitions, self.actions, [field.key for field in self.format.fields])
+
     def make_env(self, *, evaluation: bool = False) -> gym.Env:
         env = self._bare_env()
         return RenderedObservation(env) if self.render_mode else env
@@ -229,7 +240,7 @@ class GymTask(Task):
     # -- what the caller knows about the game ----------------------------------------------------------------------
 
     def defines(self, name: str) -> bool:
-        """A judge or expert is defined if one was given."""
+        """A judge or expert is defined if there is one."""
         return super().defines(name) and (name not in _OPTIONAL or self._functions[name] is not None)
 
     def success(self, transitions: Sequence[Transition]) -> bool:
