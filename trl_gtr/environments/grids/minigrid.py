@@ -19,7 +19,7 @@ _PICTURE_SIDE, _SMALLEST_TILE, _LARGEST_TILE = 304, 8, 32
 _SCENERY = ("wall", "floor")
 
 
-class GuidedLevel(gym.Wrapper):
+class GuidedLevel(gym.Wrapper, gym.utils.RecordConstructorArgs):
     """A MiniGrid or BabyAI level, what its picture shows in words, and the next action of BabyAI's bot.
 
     The bot is told every action that is really taken, so it also advises an agent that goes its own way.
@@ -51,6 +51,7 @@ class GuidedLevel(gym.Wrapper):
     """
 
     def __init__(self, env: gym.Env, view: str = "partial") -> None:
+        gym.utils.RecordConstructorArgs.__init__(self, view=view)
         super().__init__(env)
         if not isinstance(env.unwrapped, MiniGridEnv):
             raise ValueError(f"{env} is not a MiniGrid or BabyAI level")
