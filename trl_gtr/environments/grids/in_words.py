@@ -29,7 +29,7 @@ def grid_in_words(game: gym.Env, state: Any, info: Mapping[str, Any]) -> str | N
         case SokobanEnv():
             return _sokoban(info["Room"])
         case FrozenLakeEnv():
-            return _frozen_lake([[sign.decode() for sign in line] for line in game.desc], int(state))
+            return _frozen_lake(np.asarray(game.desc).astype(str).tolist(), int(state))
         case CliffWalkingEnv():
             return _cliff_walking(*game.shape, int(state))
         case TaxiEnv():
