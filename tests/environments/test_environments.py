@@ -697,6 +697,6 @@ def test_the_longest_blackjack_hand_fits_into_words():
     assert env.observation_space.contains(observation)
 
 
-def test_words_for_the_card_games_only():
+def test_other_games_have_no_words():
     with pytest.raises(ValueError, match="four card games"):
         TextObservation(gym.make("CartPole-v1")).reset()

@@ -64,6 +64,28 @@ def test_the_command_lines_options_go_over_the_files(tmp_path: Path) -> None:
     assert (len(task.hands), task.cut) == (120, False)
 
 
+@pytest.mark.parametrize(
+    ("words", "env_kwargs"),
+    [
+        ([], {"max_steps": 24}),
+        (["--level", "BabyAI-GoToObj-v0"], {"max_steps": 24}),
+        (["--level", "MiniGrid-FourRooms-v0"], {}),
+        (["--task_options", '{"level": "MiniGrid-FourRooms-v0"}'], {}),
+        (["--level", "MiniGrid-FourRooms-v0", "--env_kwargs", '{"max_steps": 70}'], {"max_steps": 70}),
+    ],
+)
+def test_a_shipped_step_limit_is_for_the_default_level(words: list[str], env_kwargs: dict[str, int]) -> None:
+    script, *_ = parse(None, settings.with_defaults([*words, "--view", "full"], "minigrid"))
+    assert script.make_task().env_kwargs == env_kwargs
+
+
+def test_a_users_own_step_limit_is_for_every_level(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("task: minigrid\ntask_options: {env_kwargs: {max_steps: 70}}\n")
+    script, *_ = parse(None, ["--config", str(file), "--level", "MiniGrid-FourRooms-v0", *CPU])
+    assert script.make_task().env_kwargs == {"max_steps": 70}
+
+
 def test_a_list_of_words_is_a_list() -> None:
     words = settings.with_task_options(["--hide", "look", "help"], "alfworld", ())
     assert options_in(words) == {"hide": ["look", "help"]}

@@ -21,6 +21,7 @@ from trl_gtr.evaluation.reports import read_evaluations
 from trl_gtr.learning.mismatch import SamplerMismatch
 from trl_gtr.scripts import train as script
 from trl_gtr.scripts.settings import read_yaml
+from trl_gtr.tasks import make_task
 from trl_gtr.trainer import GTRTrainer
 
 
@@ -31,6 +32,24 @@ def test_the_embedded_models_runs_are_saved(file: Path) -> None:
     settings = read_yaml(str(file))
     assert settings.get("save_strategy", "steps") != "no"
     assert settings["save_total_limit"] == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "words"),
+    [
+        ("minigrid", {}, ""),
+        ("minigrid", {"level": "MiniGrid-FourRooms-v0"}, "view partial, not with level MiniGrid-FourRooms-v0, view p"),
+        ("minigrid", {"view": "full"}, "tiny-minigrid was fine-tuned with level BabyAI-GoToObj-v0, view partial, not"),
+        ("frozen_lake", {}, ""),
+    ],
+)
+@pytest.mark.parametrize("model", ["tiny-minigrid", "some/model", None])
+def test_an_embedded_model_on_another_level_is_reported(
+    task: str, options: dict[str, str], words: str, model: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    script.report_other_game(make_task(task, **options), model)
+    assert words in caplog.text if model == "tiny-minigrid" else not caplog.text
+    assert len(caplog.records) == bool(words and model == "tiny-minigrid")
 
 
 # A short run that only a signal ends.

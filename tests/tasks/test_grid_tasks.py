@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
+from gymnasium.utils.env_checker import check_env
 from hypothesis import given, strategies as st
+from minigrid_cases import needs_minigrid
 from rollout_cases import transition
 
 from trl_gtr.correctors import ExpertCorrector
@@ -254,3 +258,37 @@ def test_no_text_is_too_odd(text: str) -> None:
     position = read_position(text)
     assert position is None or min(position) >= 0
     assert not same_reading([text, text], ["1,1"])
+
+
+# -- gymnasium's own rules --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("error", r"ignore:.*is different from the unwrapped version")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((name, {}) for name in NAMES),
+        *(pytest.param("minigrid", {"view": view}, marks=needs_minigrid) for view in ("partial", "full")),
+    ],
+)
+def test_environments_keep_gymnasiums_rules(name: str, options: dict[str, str]) -> None:
+    check_env(make_task(name, **options).make_env(), skip_render_check=True)  # drawing to a window needs a display
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_environments_can_be_made_again_from_their_spec(name: str) -> None:
+    env = make_task(name).make_env()
+    assert env.spec is not None
+    again = gym.make(env.spec, disable_env_checker=True)
+    assert str(again) == str(env)
+    np.testing.assert_array_equal(again.reset(seed=3)[0], env.reset(seed=3)[0])
+
+
+@pytest.mark.parametrize("view", [pytest.param(view, marks=needs_minigrid) for view in ("partial", "full")])
+def test_a_levels_spec_has_its_view(view: str) -> None:
+    spec = make_task("minigrid", view=view).make_env().spec
+    assert spec is not None
+    assert [(each.name, each.kwargs) for each in spec.additional_wrappers] == [
+        ("GuidedLevel", {"view": view}),
+        ("RenderedObservation", {}),
+    ]

@@ -67,6 +67,34 @@ class Continuous(Line):
     action_space = gym.spaces.Box(-1, 1, (2,))
 
 
+class Lamps(Line):
+    action_space = gym.spaces.MultiBinary(2)
+
+
+class Parts(Line):
+    action_space = gym.spaces.Dict({"leg": gym.spaces.Discrete(2)})
+
+
+class Growing(Line):
+    """Its pictures are larger with some seeds."""
+
+    def render(self) -> Any:
+        return np.repeat(super().render(), self.at + 1, axis=0)
+
+
+class OneSize(gym.Wrapper):
+    def render(self) -> Any:
+        picture: Any = super().render()
+        return picture[:32]
+
+
+class NoMode(Line):
+    """Declares a render mode that nobody can ask for."""
+
+    def __init__(self) -> None:
+        super().__init__("rgb_array")
+
+
 class FromFive(Line):
     """Its actions are 5 and 6."""
 
@@ -99,7 +127,10 @@ class Meaningful(Line):
 
 @pytest.fixture(autouse=True)
 def registered() -> Any:
-    kinds = (Line, NoPictures, GreyPictures, Continuous, FromFive, Spoken, Unseeded, Enumerated, Meaningful)
+    kinds = (
+        *(Line, NoPictures, GreyPictures, Growing, NoMode, Continuous, Lamps, Parts, FromFive, Spoken, Unseeded),
+        *(Enumerated, Meaningful),
+    )
     for kind in kinds:
         gym.register(f"test/{kind.__name__}-v0", entry_point=kind)
     yield
@@ -162,7 +193,7 @@ def test_without_judge_and_expert_the_task_says_so() -> None:
     assert not task.defines("expert")
     assert task.judge(Response(""), {}) == {}
     assert task.expert({}) is None
-    with pytest.raises(ValueError, match="has no expert"):
+    with pytest.raises(ValueError, match=r"has no expert.*to a GymTask with `expert=`"):
         ExpertCorrector().check(task)
 
 
@@ -190,6 +221,48 @@ def test_an_expert_plays_teaches_and_corrects() -> None:
     assert (correction.verdict, correction.action) == ("corrected", "down")
     rows = make_sft_dataset(task, 6, exploration=0.0)
     assert len(rows) == 6
+
+
+def test_a_game_that_lists_its_transitions_has_an_expert() -> None:
+    task = pickle.loads(pickle.dumps(frozen_lake()))
+    ExpertCorrector().check(task)
+    assert "expert" not in task.options
+    env, squares = task.make_env(), []
+    _, info = env.reset(seed=0)
+    terminated, reward = False, 0.0
+    while not terminated:
+        squares.append(info["observation"])
+        expert = task.expert(info)
+        assert expert is not None
+        assert expert.fields["observation"] == f"This is state {squares[-1]}."
+        assert expert.fields["thoughts"] == f"The best action is {expert.action}."
+        _, reward, terminated, _, info = env.step(task.to_env_action(expert, info))
+    assert (reward, len(squares)) == (1.0, len(PATH))
+    for end in (5, 15):  # a hole, the goal
+        assert task.expert({"observation": end}) is None
+    assert frozen_lake(thoughts=False).expert({"observation": 14}).action == "right"  # type: ignore[union-attr]
+
+
+def test_the_expert_knows_which_actions_there_are() -> None:
+    """Without "right", the lake's goal is out of reach; with "down" and "right" alone, it isn't."""
+    assert frozen_lake(actions={"south": 1, "west": 0}).expert({"observation": 0}) is None
+    expert = frozen_lake(actions={"east": 2, "south": 1}).expert({"observation": 8})
+    assert expert is not None
+    assert expert.action == "east"
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("trl_gtr/FrozenLake-v0", {}),  # another map in every episode
+        ("FrozenLake-v1", {"env_kwargs": {"map_name": None}}),  # another map in every environment
+        ("FrozenLake-v1", {"wrap": gym.wrappers.Autoreset}),
+        ("test/Line-v0", {}),
+    ],
+)
+def test_other_games_have_no_expert_of_their_own(name: str, options: dict[str, Any]) -> None:
+    count = 2 if "Line" in name else 4
+    assert not GymTask(name, actions=MOVES[:count], **options).defines("expert")
 
 
 def test_functions_can_be_named() -> None:
@@ -231,6 +304,28 @@ def test_a_game_of_this_package_needs_no_options() -> None:
     picture, info = env.reset(seed=0)
     assert picture.shape == (300, 300, 3)
     assert "observation" not in info  # it is the picture itself
+
+
+def where_to(observation: np.ndarray, info: Mapping[str, Any]) -> str:
+    return f"walk right from {info['observation']} on {observation.shape[1]} pixels."
+
+
+@pytest.mark.parametrize("goal", [where_to, f"{__name__}:where_to"])
+def test_the_goal_may_depend_on_the_state(goal: Any) -> None:
+    task = make_task("gym:test/Line-v0", actions=["left", "right"], goal=goal)
+    picture, info = task.make_env().reset(seed=0)
+    assert f"Goal: walk right from {info['observation']} on 32 pixels.\n" in task.prompt(picture, info)
+    assert make_task(task.name, **task.options).prompt(picture, info) == task.prompt(picture, info)
+
+
+def test_the_goal_without_a_mission() -> None:
+    task = make_task("gym:test/Line-v0", actions=["left", "right"])
+    for observation in (2, {"mission": 3}, {"image": 0}):
+        assert "Goal: collect as much reward as you can.\n" in task.prompt(None, {"observation": observation})
+    mission = {"observation": {"mission": "open the door"}}
+    assert "Goal: open the door.\n" in task.prompt(None, mission)
+    told = make_task("gym:test/Line-v0", actions=["left", "right"], goal="Do this: walk.")
+    assert "Goal: Do this: walk.\n" in told.prompt(None, mission)
 
 
 def test_some_actions_can_be_left_out() -> None:
@@ -306,6 +401,11 @@ def test_what_counts_as_a_picture(space: gym.Space, picture: bool) -> None:
         ("test/NoPictures-v0", {"actions": ["a", "b"]}, r"renders 'human', not 'rgb_array'.* `wrap=`"),
         ("test/GreyPictures-v0", {"actions": ["a", "b"]}, r"shape \(height, width, 3\), not uint8 \(32, 32\)"),
         ("test/Continuous-v0", {"actions": ["a", "b"]}, r"must be discrete or texts.*DiscretizeAction"),
+        ("test/Lamps-v0", {"actions": ["a", "b"]}, r"MultiBinary\(2\).*returns a `gymnasium.ActionWrapper`"),
+        ("test/Parts-v0", {"actions": ["a", "b"]}, r"Dict\('leg'.*returns a `gymnasium.ActionWrapper`"),
+        ("test/Growing-v0", {"actions": ["a", "b"]}, r"same size, not .*resizes what `render\(\)` draws"),
+        ("test/NoMode-v0", {"actions": ["a", "b"]}, r"`__init__` the parameter `render_mode`"),
+        ("test/Line-v0", {"actions": ["a", "b"], "history_images": 1}, r"Set history_turns to at least 1"),
         ("test/Line-v0", {"actions": ["a", "b", "c"]}, r"has 2 actions, but `actions` names 3: a, b, c"),
         ("test/Line-v0", {"actions": ["a"]}, r"map names to indices"),
         ("test/Line-v0", {"actions": ["a", "a"]}, r"same name"),
@@ -343,6 +443,26 @@ def test_an_expert_must_think_and_act(answer: Any) -> None:
 def test_a_seed_without_effect_is_a_warning() -> None:
     with pytest.warns(UserWarning, match="doesn't determine how an episode starts"):
         make_task("gym:test/Unseeded-v0", actions=["left", "right"])
+
+
+@pytest.mark.parametrize("make", [GymTask, lambda name, **options: make_task(f"gym:{name}", **options)])
+def test_the_warning_points_at_the_callers_line(make: Any) -> None:
+    with pytest.warns(UserWarning, match="doesn't determine") as warned:
+        make("test/Unseeded-v0", actions=["left", "right"])
+    assert warned[0].filename == __file__
+
+
+def test_pictures_that_are_resized_are_accepted() -> None:
+    task = make_task("gym:test/Growing-v0", actions=["left", "right"], wrap=OneSize)
+    assert {task.make_env().reset(seed=seed)[0].shape for seed in range(5)} == {(32, 32, 3)}
+
+
+@pytest.mark.parametrize("make", [GymTask, lambda name, **options: make_task(f"gym:{name}", **options)])
+def test_memory(make: Any) -> None:
+    task = make("test/Line-v0", actions=["left", "right"], history_turns=3, history_images=1)
+    assert (task.history_turns, task.history_images) == (3, 1)
+    again = make_task(task.name, **task.options)
+    assert (again.history_turns, again.history_images) == (3, 1)
 
 
 def test_group_methods_refuse_a_seed_without_effect() -> None:

@@ -6,9 +6,14 @@ import pickle
 import sys
 from typing import Any
 
+import gymnasium as gym
 import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from minigrid_cases import needs_minigrid
 
 from trl_gtr.correctors import ExpertCorrector
+from trl_gtr.rollouts.playing import PlayingRules
+from trl_gtr.rollouts.vector_envs import unpack_infos
 from trl_gtr.tasks import make_task
 from trl_gtr.types import CorrectionRequest
 
@@ -132,3 +137,36 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "minigrid", None)  # as if it were not installed
     with pytest.raises(ImportError, match=r'pip install "trl-gtr\[minigrid\]"'):
         make_task("minigrid").make_env()
+
+
+# -- levels without an expert, by `gym:ID` ----------------------------------------------------------------------------
+
+LEVELS = ["MiniGrid-Empty-8x8-v0", "BabyAI-GoToObj-v0"]
+
+
+@pytest.fixture
+def not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if nothing had imported MiniGrid yet."""
+    for module in [name for name in sys.modules if name.partition(".")[0] == "minigrid"]:
+        monkeypatch.delitem(sys.modules, module)
+    for level in [name for name in gym.registry if name.startswith(("MiniGrid-", "BabyAI-"))]:
+        monkeypatch.delitem(gym.registry, level)
+
+
+@pytest.mark.usefixtures("not_imported")
+@pytest.mark.parametrize("level", [pytest.param(level, marks=needs_minigrid) for level in LEVELS])
+def test_every_level_is_a_gym_task(level: str) -> None:
+    task = make_task(f"gym:{level}")
+    envs = SyncVectorEnv([PlayingRules(task).make_env] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    pictures, infos = envs.reset(seed=[0, 1])
+    assert list(task.legal_actions({}))[:3] == ["left", "right", "forward"]
+    for picture, info in zip(pictures, unpack_infos(infos, 2), strict=True):
+        assert f"Goal: {info['observation']['mission']}.\n" in task.prompt(picture, info)
+
+
+@pytest.mark.usefixtures("not_imported")
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_gym_task_says_what_to_install(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "minigrid", None)  # as if it were not installed
+    with pytest.raises(ValueError, match=r'pip install "trl-gtr\[minigrid\]"'):
+        make_task(f"gym:{level}")

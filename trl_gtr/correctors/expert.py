@@ -26,8 +26,8 @@ class ExpertCorrector(Corrector):
     def check(self, task: Task) -> None:
         if not task.defines("expert"):
             raise ValueError(
-                f"task {task.name!r} has no expert(info, hint); "
-                "add one, or choose another corrector, e.g. corrector=OpenAICorrector(...)"
+                f"task {task.name!r} has no expert(info, hint); add one (to a GymTask with `expert=`), or choose "
+                "another corrector, e.g. corrector=OpenAICorrector(...)"
             )
 
     def correct(self, requests: Sequence[CorrectionRequest]) -> list[Correction]:

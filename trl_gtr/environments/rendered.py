@@ -24,7 +24,7 @@ def is_picture(space: spaces.Space[Any]) -> bool:
     )
 
 
-class RenderedObservation(gym.Wrapper):
+class RenderedObservation(gym.Wrapper, gym.utils.RecordConstructorArgs):
     """Replaces the observation with the rendered picture and keeps the original in `info["observation"]`.
 
     The environment must have been made with `render_mode="rgb_array"`.
@@ -33,6 +33,7 @@ class RenderedObservation(gym.Wrapper):
     def __init__(self, env: gym.Env) -> None:
         # pygame's games open no window for `rgb_array`; without this, SDL complains where there is no display.
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        gym.utils.RecordConstructorArgs.__init__(self)
         super().__init__(env)
         env.reset()
         self.observation_space = spaces.Box(0, 255, self._picture().shape, np.uint8)

@@ -114,8 +114,11 @@ def unused_settings(words: Sequence[str]) -> tuple[str, ...]:
     """Settings of a shipped file that a method named on the command line has no use for."""
     file = value_of(words, "config")
     method = value_of(words, "advantage_estimator") or preset_of(words).get("advantage_estimator", "gae")
-    shipped = file is not None and Path(file).parent == CONFIGS
-    return (*VALUE_FIELDS, *GAE_FIELDS) if shipped and method != "gae" else ()
+    return (*VALUE_FIELDS, *GAE_FIELDS) if _is_shipped(file) and method != "gae" else ()
+
+
+def _is_shipped(file: str | None) -> bool:
+    return file is not None and Path(file).parent == CONFIGS
 
 
 def task_of(words: Sequence[str], default_task: str) -> str:
@@ -135,7 +138,7 @@ def with_task_options(words: Sequence[str], task: str, taken: Container[str]) ->
     Task options can also be given by their plain names (`--hands pool`), unless the name is `taken` by a setting.
     Individual options on the command line override those in the file.
     """
-    file, declared = settings_of(words), task_options(task)
+    declared = task_options(task)
     rest: list[str] = []
     options: dict[str, Any] = {}
     for given in given_options(words):
@@ -147,7 +150,11 @@ def with_task_options(words: Sequence[str], task: str, taken: Container[str]) ->
             rest += given.words
     if not options:
         return rest
-    return [*rest, "--task_options", json.dumps(task_options_of(file.get("task_options")) | options)]
+    in_file = task_options_of(settings_of(words).get("task_options"))
+    other_level = "level" in declared and options.get("level", declared["level"].default) != declared["level"].default
+    if other_level and _is_shipped(value_of(words, "config")):
+        in_file.pop("env_kwargs", None)  # the step limit there is meant for the default level
+    return [*rest, "--task_options", json.dumps(in_file | options)]
 
 
 def _plain_value(words: Sequence[str]) -> Any:

@@ -20,6 +20,7 @@ from rich.console import Console
 from transformers.integrations import is_tensorboard_available
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
+from .. import tiny_llava
 from ..config import MODEL_INIT_KWARGS, GTRConfig, refused_fields
 from ..correctors import CorrectorArguments
 from ..distributed.signals import StopSignals
@@ -100,6 +101,7 @@ def train(argv: Sequence[str] | None = None, *, task: str | None = None) -> dict
         Vectorization.from_settings(args)  # connects to Ray, if that is asked for, before loading a model
         check_method(args, played)
         check_teacher(guide_args, model_args, words)
+        report_other_game(played, model_args.model_name_or_path)
         check_output_dir(args, played)
         guide = make_guide(guide_args, corrector_args, args)
         guide.check_settings(args)
@@ -169,6 +171,22 @@ def check_teacher(guide: GuideArguments, model: ModelConfig, words: Sequence[str
         raise ValueError(
             f"--guide {guide.guide} doesn't ask --corrector {corrector}: add --turbo_with_corrector true to learn "
             "from both, or leave the corrector out."
+        )
+
+
+def report_other_game(task: Task, model: str | None) -> None:
+    """Log it if an embedded model starts on another game than the one that it was fine-tuned on."""
+    name = tiny_llava.name_of(model or "")
+    if name not in tiny_llava.VARIANTS or not PartialState().is_main_process:
+        return
+    variant = tiny_llava.VARIANTS[name]
+    known = variant.options if task.name in variant.tasks else {}
+    if any(task.options[key] != value for key, value in known.items()):
+        logger.warning(
+            "%s was fine-tuned with %s, not with %s: expect it to start badly.",
+            name,
+            ", ".join(f"{key} {value}" for key, value in known.items()),
+            ", ".join(f"{key} {task.options[key]}" for key in known),
         )
 
 

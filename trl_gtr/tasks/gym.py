@@ -9,10 +9,13 @@ safe and leads towards the goal.", "action": "down"}
 from __future__ import annotations
 
 import enum
+import importlib
 import inspect
 import pkgutil
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import gymnasium as gym
@@ -25,6 +28,8 @@ from ..responses.action_text import match_action
 from ..responses.format import Field, ThoughtFormat
 from ..types import Response, Transition
 from .base import Task
+from .memory import check_history
+from .table_expert import TableExpert, transitions_of
 
 PROMPT = """\
 You are playing {game}. The picture shows the current state.
@@ -40,7 +45,11 @@ FIELDS = (
 
 Actions = Sequence[str] | Mapping[str, int] | Callable[[Mapping[str, Any]], Sequence[str]]
 Expert = Callable[[Mapping[str, Any]], tuple[Mapping[str, Any], str] | None]
+Goal = Callable[[Any, Mapping[str, Any]], str]
 _OPTIONAL = ("judge", "expert")
+_MINIGRID = ("MiniGrid-", "BabyAI-")
+_PATH = re.compile(r"[\w.]+:[\w.]+")
+"""How a function is written in a file; no sentence looks like this."""
 
 
 class GymTask(Task):
@@ -52,26 +61,30 @@ class GymTask(Task):
 
     Args:
         env_id: The environment's id, e.g. `FrozenLake-v1`, or `module:id` to import a module that registers it.
-        goal: What the agent should achieve, for the prompt.
+        goal: What the agent should achieve, for the prompt: a text, or a function from observation and `info` to one.
+            Default: the `mission` in the environment's own observation, if it has one, as in MiniGrid.
         actions: The name of each action by index; or a mapping from names to indices, to leave some out. For text
             actions, the allowed texts, or a function from `info` to them. Default: the environment's own names.
         env_kwargs: Options of the environment.
         wrap: A function that wraps the environment, e.g. to make its actions discrete.
         success: A function from an episode's transitions to whether it reached the goal. Default: `info["success"]`
             at the end, or a final reward above 0.
-        expert: A function from `info` to the right thought and action, or to `None` where there is none.
+        expert: A function from `info` to the right thought and action, or to `None` where there is none. Default: the
+            best action, if the environment lists its transitions in `P`, the same ones in every episode.
         judge: A function from response and `info` to whether each part of the thought is true.
         prompt: The prompt, with the fields `{game}`, `{goal}`, `{actions}` and `{instructions}`.
         format: The response format. Default: `observation`, `thoughts` and `action`.
         thoughts: Ask for thoughts; false trains actions alone.
         processes: Run each environment in its own process.
+        history_turns: Earlier steps of the episode that the agent sees again, as turns of the chat.
+        history_images: How many of these, the latest, are shown with their picture.
     """
 
     def __init__(
         self,
         env_id: str,
         *,
-        goal: str = ANY_GOAL,
+        goal: str | Goal | None = None,
         actions: Actions | str | None = None,
         env_kwargs: Mapping[str, Any] | None = None,
         wrap: Callable[[gym.Env], gym.Env] | str | None = None,
@@ -82,8 +95,11 @@ class GymTask(Task):
         format: ThoughtFormat | None = None,
         thoughts: bool = True,
         processes: bool = False,
+        history_turns: int = 0,
+        history_images: int = 0,
     ) -> None:
-        self.env_id, self.goal = env_id, goal
+        self.env_id = env_id
+        self.goal = _function("goal", goal) if not isinstance(goal, str) or _PATH.fullmatch(goal) else goal
         self.name = f"gym:{env_id}"
         self.env_kwargs = dict(env_kwargs or {})
         self._wrap = _function("wrap", wrap)
@@ -93,21 +109,27 @@ class GymTask(Task):
             "judge": _function("judge", judge),
         }
         self.vectorization = "processes" if processes else "sync"
+        self.history_turns, self.history_images = history_turns, history_images
+        check_history(self)
         self.render_mode: str | None = None
         if isinstance(actions, str):
             actions = _function("actions", actions)
         self.actions = self._examine(actions)
         named = {"wrap": self._wrap, **self._functions}
         self.options = {
-            "goal": goal,
+            **({"goal": _path(self.goal) if callable(self.goal) else self.goal} if self.goal is not None else {}),
             "actions": _path(self.actions) if callable(self.actions) else self.actions,
             **({"env_kwargs": self.env_kwargs} if self.env_kwargs else {}),
             **{name: _path(function) for name, function in named.items() if function is not None},
             **({"prompt": prompt} if prompt != PROMPT else {}),
             **({} if thoughts else {"thoughts": False}),
+            **({"history_turns": history_turns} if history_turns else {}),
+            **({"history_images": history_images} if history_images else {}),
         }
         self.format = format or ThoughtFormat(FIELDS if thoughts else (), action_help="one of the allowed actions")
         self._prompt = _checked_template(prompt)
+        if expert is None and format is None:
+            self._functions["expert"] = self._table_expert()
 
     # -- what the environment must offer ---------------------------------------------------------------------------
 
@@ -132,6 +154,7 @@ class GymTask(Task):
 
     def _bare_env(self) -> gym.Env:
         kwargs = {"render_mode": self.render_mode} if self.render_mode else {}
+        _register(self.env_id)
         try:
             env = gym.make(self.env_id, disable_env_checker=True, **kwargs | self.env_kwargs)
         except (gym.error.UnregisteredEnv, ModuleNotFoundError) as error:
@@ -139,20 +162,41 @@ class GymTask(Task):
                 f"gymnasium can't make {self.env_id!r}: {error} If a package registers it, install the package and "
                 f"name its module: gym:MODULE:{self.env_id.rpartition(':')[2]}."
             ) from error
+        except TypeError as error:
+            if "unexpected keyword argument 'render_mode'" not in str(error):
+                raise
+            raise ValueError(
+                f"{self.env_id} says that it renders 'rgb_array', but can't be made with a render mode: give its "
+                "`__init__` the parameter `render_mode` and keep it as `self.render_mode`."
+            ) from error
         return self._wrap(env) if self._wrap else env
 
     def _try_seed(self) -> None:
         env = self.make_env()
         try:
-            first, second = env.reset(seed=0), env.reset(seed=0)
+            first, second, other = (env.reset(seed=seed) for seed in (0, 0, 1))
         finally:
             env.close()
+        shapes = {env.observation_space.shape, *(picture.shape for picture, _ in (first, second, other))}
+        if len(shapes) > 1:
+            what = "`render()` draws" if self.render_mode else "observations are"
+            raise ValueError(
+                f"Pictures of {self.env_id} must all have the same size, not {' and '.join(map(str, shapes))}: pass "
+                f"`wrap=` with a wrapper that resizes what {what}."
+            )
         if not data_equivalence(first, second):
             warnings.warn(
                 f"reset(seed=…) of {self.env_id} doesn't determine how an episode starts, so runs can't be repeated "
                 "or resumed exactly. Draw random numbers from `self.np_random` only.",
-                stacklevel=4,
+                stacklevel=1 + len(list(takewhile(_is_ours, inspect.stack(0)))),
             )
+
+    def _table_expert(self) -> TableExpert | None:
+        if self._wrap is not None or not isinstance(self.actions, Mapping):  # a wrapper may change what actions do
+            return None
+        if (transitions := transitions_of(self._bare_env)) is None:
+            return None
+        return TableExpert(transitions, self.actions, [field.key for field in self.format.fields])
 
     def make_env(self, *, evaluation: bool = False) -> gym.Env:
         env = self._bare_env()
@@ -163,10 +207,20 @@ class GymTask(Task):
     def prompt(self, observation: Any, info: Mapping[str, Any]) -> str:
         return self._prompt.format(
             game=self.env_id,
-            goal=self.goal,
+            goal=self._goal_in(observation, info),
             actions=", ".join(self.legal_actions(info)),
             instructions=self.format.instructions(),
         )
+
+    def _goal_in(self, observation: Any, info: Mapping[str, Any]) -> str:
+        if callable(self.goal):
+            return self.goal(observation, info)
+        if self.goal is not None:
+            return self.goal
+        match info.get("observation"):
+            case {"mission": str() as mission}:
+                return f"{mission}."
+        return ANY_GOAL
 
     def legal_actions(self, info: Mapping[str, Any]) -> Sequence[str]:
         return list(self.actions(info) if callable(self.actions) else self.actions)
@@ -186,7 +240,7 @@ class GymTask(Task):
     # -- what the caller knows about the game ----------------------------------------------------------------------
 
     def defines(self, name: str) -> bool:
-        """A judge or expert is defined if one was given."""
+        """A judge or expert is defined if there is one."""
         return super().defines(name) and (name not in _OPTIONAL or self._functions[name] is not None)
 
     def success(self, transitions: Sequence[Transition]) -> bool:
@@ -214,6 +268,23 @@ class GymTask(Task):
             f"expert(info) must return a pair (thought, action), not {answer!r:.200}. The thought is a mapping with "
             f"the keys {[field.key for field in self.format.fields]}, the action one of {self.legal_actions(info)}."
         )
+
+
+def _is_ours(called: inspect.FrameInfo) -> bool:
+    """Whether a function was called in this package, so that a warning should point further up."""
+    return str(called.frame.f_globals.get("__name__")).partition(".")[0] == __name__.partition(".")[0]
+
+
+def _register(env_id: str) -> None:
+    """Import MiniGrid if the environment is one of its levels, whose package can be told from the id."""
+    if not env_id.startswith(_MINIGRID) or env_id in gym.registry:
+        return
+    try:
+        importlib.import_module("minigrid")
+    except ModuleNotFoundError as error:
+        if error.name != "minigrid":
+            raise
+        raise ValueError(f'{env_id} needs a package that is not installed: pip install "trl-gtr[minigrid]"') from error
 
 
 def _function(name: str, given: Any) -> Any:
@@ -259,10 +330,11 @@ def _named_actions(env_id: str, env: gym.Env, given: Actions | None) -> Any:
             )
         return given if callable(given) else list(given)
     if not isinstance(space, spaces.Discrete):
+        ready = "`gymnasium.wrappers.DiscretizeAction(env, bins=5)`, or " if isinstance(space, spaces.Box) else ""
         raise ValueError(
             f"The actions of {env_id} must be discrete or texts, not {space}. Pass `wrap=` with a function that makes "
-            "them discrete: one that returns `gymnasium.wrappers.DiscretizeAction(env, bins=5)`, or a "
-            "`gymnasium.ActionWrapper` of your own."
+            f"them discrete: one that returns {ready}a `gymnasium.ActionWrapper` of your own, whose `action_space` is "
+            "`Discrete(n)` and whose `action` gives the environment's action for each index."
         )
     if callable(given):
         raise ValueError(f"The actions of {env_id} are discrete: name them with a list, not with a function.")

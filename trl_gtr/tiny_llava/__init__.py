@@ -8,8 +8,8 @@ model; `path()` is the folder with the weights. How they were made and what they
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,8 @@ class Variant:
     """Texts that are single tokens."""
     image_size: int
     patch_size: int
+    options: Mapping[str, str] = field(default_factory=dict)
+    """The options of its task that it was trained with, where others make another game of it."""
 
 
 VARIANTS = {
@@ -60,7 +62,14 @@ VARIANTS = {
     # One patch for each square of FrozenLake's 4×4 maps.
     "tiny-grids": Variant("grids_weights", ("frozen_lake",), _grid_pieces, image_size=96, patch_size=24),
     # One patch for each of the 7×7 squares in front of the agent.
-    "tiny-minigrid": Variant("minigrid_weights", ("minigrid",), _minigrid_pieces, image_size=168, patch_size=24),
+    "tiny-minigrid": Variant(
+        "minigrid_weights",
+        ("minigrid",),
+        _minigrid_pieces,
+        image_size=168,
+        patch_size=24,
+        options={"level": "BabyAI-GoToObj-v0", "view": "partial"},
+    ),
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,9 @@ LEVELS = [
     "MiniGrid-DoorKey-6x6-v0",
     "MiniGrid-FourRooms-v0",
     "MiniGrid-UnlockPickup-v0",
+    "MiniGrid-MultiRoom-N2-S4-v0",
+    "MiniGrid-MultiRoom-N4-S5-v1",
+    "MiniGrid-LockedRoom-v0",
     "BabyAI-GoToObj-v0",
     "BabyAI-PickupLoc-v0",
     "BabyAI-UnlockPickup-v0",
@@ -111,6 +116,34 @@ def test_a_bot_that_has_lost_its_way_says_nothing() -> None:
             if terminated:
                 break
     pytest.fail("no box was met")
+
+
+@pytest.fixture
+def ten_seconds() -> Iterator[None]:
+    """Fail rather than hang."""
+
+    def give_up(*_: Any) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(10)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("ten_seconds")
+@pytest.mark.parametrize("view", ["partial", "full"])
+@pytest.mark.parametrize("seed", [4, 7, 9])
+def test_a_plan_without_end_is_no_plan(view: str, seed: int) -> None:
+    """On these seeds the bot would add subgoals for ever, in the partial view after a step or two."""
+    env = make_task("minigrid", level="BabyAI-UnlockToUnlock-v0", view=view).make_env()
+    _, info = env.reset(seed=seed)
+    for _ in range(3):
+        if info["expert"] is not None:
+            info = env.step(info["expert"])[4]
+    assert (info["expert"], info["plan"]) == (None, "")
+    assert env.reset(seed=0)[1]["expert"] is not None
 
 
 def test_an_episode_can_be_replayed() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium import spaces
 
+from ..grids.in_words import grid_in_words
 from .blackjack import total, usable_ace
 from .cards import in_words
 
@@ -16,10 +17,10 @@ MAX_LENGTH = 1000
 
 
 class TextObservation(gym.Wrapper[str, Any, Any, Any], gym.utils.RecordConstructorArgs):
-    """Replaces the image of a card game or a MiniGrid level with sentences that say what it shows.
+    """Replaces the image of a card game or a grid world with sentences that say what it shows.
 
-    The dealer's hidden card in Blackjack stays hidden. Walls of a level are left out, except in front of the agent.
-    `info` is unchanged.
+    The grid worlds are Sokoban, FrozenLake, Taxi, CliffWalking and MiniGrid's levels. The dealer's hidden card in
+    Blackjack stays hidden. Walls of a MiniGrid level are left out, except in front of the agent. `info` is unchanged.
 
     >>> import gymnasium as gym, trl_gtr.environments
     >>> env = TextObservation(gym.make("gym_cards/NumberLine-v0"))
@@ -33,12 +34,16 @@ class TextObservation(gym.Wrapper[str, Any, Any, Any], gym.utils.RecordConstruct
         self.observation_space = spaces.Text(MAX_LENGTH, charset=string.ascii_letters + string.digits + " .,:+-*/()")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        _, info = self.env.reset(seed=seed, options=options)
-        return sentence(info), info
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._sentence(observation, info), info
 
     def step(self, action: Any) -> tuple[str, Any, bool, bool, dict[str, Any]]:
-        _, reward, terminated, truncated, info = self.env.step(action)
-        return sentence(info), reward, terminated, truncated, info
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._sentence(observation, info), reward, terminated, truncated, info
+
+    def _sentence(self, observation: Any, info: Mapping[str, Any]) -> str:
+        state = info.get("observation", observation)  # the game's own, if the observation is its rendered picture
+        return grid_in_words(self.env.unwrapped, state, info) or sentence(info)
 
 
 def sentence(info: Mapping[str, Any]) -> str:
@@ -59,7 +64,8 @@ def sentence(info: Mapping[str, Any]) -> str:
     if "mission" in info:
         return _level(info)
     raise ValueError(
-        f"TextObservation only supports the four card games and MiniGrid; this info has the keys {sorted(info)}"
+        "TextObservation only supports the four card games, Sokoban, FrozenLake, Taxi, CliffWalking and MiniGrid; "
+        f"this info has the keys {sorted(info)}"
     )
 
 

@@ -19,14 +19,14 @@ _PICTURE_SIDE, _SMALLEST_TILE, _LARGEST_TILE = 304, 8, 32
 _SCENERY = ("wall", "floor")
 
 
-class GuidedLevel(gym.Wrapper):
+class GuidedLevel(gym.Wrapper, gym.utils.RecordConstructorArgs):
     """A MiniGrid or BabyAI level, what its picture shows in words, and the next action of BabyAI's bot.
 
     The bot is told every action that is really taken, so it also advises an agent that goes its own way.
 
     ## Description
-    `make_level("BabyAI-GoToObj-v0")` makes the level with its picture as the observation. Any level works that has
-    BabyAI's instructions, a goal square, or a mission "pick up the red box".
+    `make_level("BabyAI-GoToObj-v0")` makes the level with its picture as the observation. Nearly every level
+    works that has BabyAI's instructions, a goal square, or a mission "pick up the red box".
 
     ## Observation
     The picture: the 7×7 squares in front of the agent, who stands in the middle of the lowest row and faces up
@@ -51,6 +51,7 @@ class GuidedLevel(gym.Wrapper):
     """
 
     def __init__(self, env: gym.Env, view: str = "partial") -> None:
+        gym.utils.RecordConstructorArgs.__init__(self, view=view)
         super().__init__(env)
         if not isinstance(env.unwrapped, MiniGridEnv):
             raise ValueError(f"{env} is not a MiniGrid or BabyAI level")

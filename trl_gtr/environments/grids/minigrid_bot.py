@@ -26,6 +26,8 @@ from minigrid.utils.baby_ai_bot import (
     Subgoal,
 )
 
+_MOST_SUBGOALS = 100
+"""Far more than any plan needs in one step; on some levels BabyAI's bot would add subgoals for ever."""
 _PICK_UP = re.compile(rf"pick up the (?P<color>{'|'.join(COLOR_NAMES)}) (?P<type>{'|'.join(OBJ_TYPES)})")
 
 
@@ -140,12 +142,32 @@ class _AsBabyAI:
         return getattr(self.level, name)
 
 
+class _Subgoals(list[Subgoal]):
+    """The bot's stack, which ends a search for a plan that goes round in circles."""
+
+    added = 0
+    """Since the last action."""
+
+    def append(self, subgoal: Subgoal) -> None:
+        self.added += 1
+        assert self.added <= _MOST_SUBGOALS, "the bot's plan has no end"
+        super().append(subgoal)
+
+
 class _Bot(BabyAIBot):
     """BabyAI's bot, also for MiniGrid's own levels."""
 
+    stack: _Subgoals
+
     def __init__(self, level: MiniGridEnv, see_all: bool) -> None:
         self._see_all = see_all
+        _set_positions(level)
         super().__init__(level if isinstance(level, RoomGridLevel) else _AsBabyAI(level, _instruction(level)))
+        self.stack = _Subgoals(self.stack)
+
+    def replan(self, action_taken: int | None = None) -> int:
+        self.stack.added = 0
+        return super().replan(action_taken)
 
     def _process_obs(self) -> None:
         """Note what is in view: everything that can be reached without opening a door, if the agent sees it all.
@@ -165,6 +187,15 @@ class _Bot(BabyAIBot):
             self.stack.extend([_StepForward(self), GoNextToSubgoal(self, instr.goal)])
         else:
             super()._process_instr(instr)
+
+
+def _set_positions(level: MiniGridEnv) -> None:
+    """Tell each object where it is: some levels set doors into the grid without doing so, and the bot asks them."""
+    for row in range(level.height):
+        for column in range(level.width):
+            thing = level.grid.get(column, row)
+            if thing is not None and thing.type != "wall" and thing.cur_pos is None:
+                thing.init_pos = thing.cur_pos = (column, row)
 
 
 # -- plans in words --------------------------------------------------------------------------------------------------

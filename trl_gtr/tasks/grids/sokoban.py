@@ -98,12 +98,16 @@ class SokobanTask(GridTask):
         return f"{boxes} boxes" if boxes > 1 else "1 box"
 
 
-class DeadEndsEnd(gym.Wrapper):
+class DeadEndsEnd(gym.Wrapper, gym.utils.RecordConstructorArgs):
     """Ends an episode when a box is stuck for good.
 
     The step costs 1 more. Sets `truncated`, `info["cut"]` and `info["bootstrap"] = False`, so that the advantages
     treat it as a terminal step.
     """
+
+    def __init__(self, env: gym.Env) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self)
+        super().__init__(env)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
