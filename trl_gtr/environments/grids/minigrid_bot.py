@@ -150,7 +150,8 @@ class _Subgoals(list[Subgoal]):
 
     def append(self, subgoal: Subgoal) -> None:
         self.added += 1
-        assert self.added <= _MOST_SUBGOALS, "the bot's plan has no end"
+        if self.added > _MOST_SUBGOALS:
+            raise AssertionError("the bot's plan has no end")  # as the bot itself says that it has no plan
         super().append(subgoal)
 
 
